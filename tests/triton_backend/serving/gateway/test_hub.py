@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.triton_backend.serving.gateway.gateways import (
     PAIR,
     HeldGateway,
@@ -18,11 +16,6 @@ from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.transport.wire import (
     ArrivalBody,
 )
-
-
-@pytest.fixture
-def gateway(tmp_path: Path) -> HeldGateway:
-    return serving(deploy(tmp_path, plan(two_stage()), ServeOptions()))
 
 
 def test_what_waits_is_dispatched_by_the_timer_before_the_last_moment(gateway: HeldGateway) -> None:

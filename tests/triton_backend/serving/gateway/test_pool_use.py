@@ -28,12 +28,6 @@ from triton_backend.serving.gateway.pool_use import (
 from triton_backend.serving.transport.wire import ArrivalBody, TimesBody
 
 
-@pytest.fixture
-def gateway(tmp_path: Path) -> HeldGateway:
-    """One vGPU FAST, then two SLOW ones."""
-    return serving(deploy(tmp_path, plan(two_stage()), ServeOptions()))
-
-
 def watch(use: PoolUse, *, busy: float, vgpus: int = 3, until_us: int = 2 * WINDOW_US) -> None:
     """Every vGPU is busy for a share of every step."""
     for now_us in range(STEP_US, until_us + 1, STEP_US):

@@ -1,25 +1,13 @@
 """The gateway called by hand: no socket, no clock."""
 
-from pathlib import Path
-
-import pytest
-
 from tests.triton_backend.serving.gateway.gateways import (
     EPOCH,
     HeldGateway,
     arrive,
     dispatches,
     finish,
-    serving,
 )
-from tests.triton_backend.serving.small_plans import BATCH, plan, two_stage
-from tests.triton_backend.serving.system import deploy
-from triton_backend.serve_folder.settings import ServeOptions
-
-
-@pytest.fixture
-def gateway(tmp_path: Path) -> HeldGateway:
-    return serving(deploy(tmp_path, plan(two_stage()), ServeOptions()))
+from tests.triton_backend.serving.small_plans import BATCH
 
 
 def test_a_full_batch_goes_to_its_front_with_a_path_and_slots(gateway: HeldGateway) -> None:

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.triton_backend.serving.gateway.gateways import (
     PAIR,
     HeldGateway,
@@ -11,7 +9,6 @@ from tests.triton_backend.serving.gateway.gateways import (
     dispatches,
     finish,
     kinds,
-    serving,
 )
 from tests.triton_backend.serving.small_plans import BATCH, plan, two_stage
 from tests.triton_backend.serving.system import deploy
@@ -22,11 +19,6 @@ from triton_backend.serving.transport.wire import (
     Kind,
     TimesBody,
 )
-
-
-@pytest.fixture
-def gateway(tmp_path: Path) -> HeldGateway:
-    return serving(deploy(tmp_path, plan(two_stage()), ServeOptions()))
 
 
 def test_a_batch_that_waits_for_a_slot_is_not_overtaken_on_a_vgpu_of_its_path(

@@ -1,7 +1,5 @@
 """Reports on batches to a gateway called by hand: failures, losses, wrong orders."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.triton_backend.serving.gateway.gateways import (
@@ -11,22 +9,13 @@ from tests.triton_backend.serving.gateway.gateways import (
     arrive,
     dispatches,
     finish,
-    serving,
 )
-from tests.triton_backend.serving.small_plans import plan, two_stage
-from tests.triton_backend.serving.system import deploy
-from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.gateway.peers.addresses import WorkerAddress
 from triton_backend.serving.transport.wire import (
     Kind,
     TimesBody,
     parse_header,
 )
-
-
-@pytest.fixture
-def gateway(tmp_path: Path) -> HeldGateway:
-    return serving(deploy(tmp_path, plan(two_stage()), ServeOptions()))
 
 
 def test_a_batch_that_cannot_be_run_frees_all_it_reserved(gateway: HeldGateway) -> None:

@@ -19,17 +19,11 @@ from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
-from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.gateway.peers.addresses import FrontAddress, WorkerAddress
 from triton_backend.serving.transport.wire import (
     LOCALS,
     ArrivalBody,
 )
-
-
-@pytest.fixture
-def gateway(tmp_path: Path) -> HeldGateway:
-    return serving(deploy(tmp_path, plan(two_stage()), ServeOptions()))
 
 
 def test_the_same_request_announced_twice_counts_once(gateway: HeldGateway) -> None:

@@ -64,7 +64,7 @@ def test_a_busy_worker_that_reports_late_or_is_gone(deployment: Deployment) -> N
     gateway.workers.lost(WorkerAddress(1, 1), 30)
     arrive(gateway, 1, 2, 3, 4, now_us=40)
     gateway.look(MOMENT_US)
-    assert not gateway.frames(), "a pool has nobody"
+    assert not gateway.frames(), "a pool has no worker that is up"
     gateway.workers.busy(WorkerAddress(1, 2), 60_000, MOMENT_US + 10)
     assert not gateway.frames(), "another may be about to report, too"
     gateway.look(2 * MOMENT_US + 10)
