@@ -61,7 +61,9 @@ PREPARED = (
     "workload",
 )  # steps of the kit for GPU evidence
 PROBLEMS = "G1-HC1-S,G1-HC2-S,G4-HC1-S,G4-HC2-S"
-LEAST_SLO_US = 150_000  # this machine's jitter, a few ms, is small beside it
+# A sleep on two cores of a shared host ends up to 38 ms late, on an idle machine up to 22 (two cores
+# watched for four minutes, then for one): a tenth of an SLO, not the whole slack of a model.
+LEAST_SLO_US = 400_000
 SIDES = (TRITON, OURS)
 SHARES = (ATTAINMENT, 0.95)  # in time, of which a machine with other work may hold the lower alone
 PORTS = 10  # between the first ones of two servers
