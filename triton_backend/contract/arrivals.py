@@ -19,6 +19,7 @@ from triton_backend.contract.units import US_PER_MS, US_PER_S
 
 Instants = NDArray[np.int64]
 MOST_REQUESTS = 50_000_000  # of one model in one run: 4 GB of records
+MOST_INTERVALS = 50_000_000  # of counts in one run: 400 MB
 
 ANY_MODEL = ""  # the series of a trace that names no model
 MOST = 1e12  # seconds since 1970, or microseconds: what is larger is no instant
@@ -43,9 +44,12 @@ def gamma_us(rate_rps: float, duration_us: int, shape: float, rng: np.random.Gen
         return _none()
     mean_gap_us = US_PER_S / rate_rps
     expected = duration_us / mean_gap_us
-    draw = int(expected + 6 * np.sqrt(expected / shape)) + 16
+    likely = expected + 6 * np.sqrt(expected / shape) + 16
+    _check_count(likely)
+    draw = int(likely)
     times = np.cumsum(rng.gamma(shape, mean_gap_us / shape, draw))
     while times[-1] < duration_us:
+        _check_count(len(times) + draw)  # gaps of a tiny shape are nearly all 0
         more = np.cumsum(rng.gamma(shape, mean_gap_us / shape, draw))
         times = np.concatenate([times, times[-1] + more])
     return times[times < duration_us].astype(np.int64)
@@ -100,8 +104,11 @@ def counts_us(
     if len(counts) == 0 or interval_us < 1:
         raise InputError("arrivals", f"{len(counts)} counts of {interval_us} µs each")
     intervals = -(-duration_us // interval_us)
+    rounds, rest = divmod(intervals, len(counts))
+    _check_count(float(rounds * counts.sum() + counts[:rest].sum()))
+    if intervals > MOST_INTERVALS:
+        raise InputError("arrivals", f"{intervals:,} intervals, more than {MOST_INTERVALS:,}")
     expected = np.resize(counts, intervals)
-    _check_count(float(expected.sum()))
     drawn = rng.poisson(expected)
     starts = np.repeat(np.arange(intervals) * interval_us, drawn)
     times = np.sort(starts + rng.random(len(starts)) * interval_us).astype(np.int64)

@@ -136,12 +136,11 @@ def drawn_rows(mark: int, mean: float, most: int) -> int:
     if mean >= most:
         return most
     chance = _chance(mark)
-    rows, term = 0, math.exp(-mean)
-    reached = term
+    rows, reached = 0, math.exp(-mean)
     while reached < chance and rows < most:
         rows += 1
-        term *= mean / rows
-        reached += term
+        # By logarithms: of a mean above 745 the first term is 0, and so would be each product.
+        reached += math.exp(rows * math.log(mean) - mean - math.lgamma(rows + 1))
     return rows
 
 

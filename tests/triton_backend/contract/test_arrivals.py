@@ -124,6 +124,9 @@ def test_scaled_counts_have_the_mean_rate() -> None:
         lambda: arrivals.gaps_us(np.array([1e-9]), US_PER_S),
         lambda: arrivals.gaps_us(np.full(1_000, 0.01), US_PER_S),
         lambda: arrivals.counts_us(np.array([1e300]), 1, 1, rng()),
+        lambda: arrivals.counts_us(np.array([1.0]), 1, 10**15, rng()),
+        lambda: arrivals.counts_us(np.array([0.0]), 1, 10**15, rng()),
+        lambda: arrivals.gamma_us(1, US_PER_S, 1e-300, rng()),
     ],
     ids=[
         "no number",
@@ -135,11 +138,18 @@ def test_scaled_counts_have_the_mean_rate() -> None:
         "all zero",
         "endless shape",
         *(f"too many: {name}" for name in ("random", "even", "replayed", "gap", "gaps", "counts")),
+        *(f"too many: {name}" for name in ("rounds", "intervals", "likely gaps")),
     ],
 )
 def test_what_cannot_be_offered_is_the_callers_fault(call: Callable[[], object]) -> None:
     with pytest.raises(InputError):
         call()
+
+
+def test_gaps_that_are_nearly_all_zero_end_in_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals, "MOST_REQUESTS", 10_000)
+    with pytest.raises(InputError, match="more than 10,000"):
+        arrivals.gamma_us(1, US_PER_S, 1e-6, rng())
 
 
 REQUESTS = ["t_s,service,tokens", "2.5,code,1", "1.0,conv,2", "1.5,code,3"]

@@ -12,7 +12,7 @@ from tests.fakes.clock import VirtualClock
 from tests.triton_backend.runtimes.stages import spec
 from triton_backend.contract.errors import InputError, InvariantError
 from triton_backend.runtimes.base import Artifact, Runtime
-from triton_backend.runtimes.emulated import EmulatedRuntime
+from triton_backend.runtimes.emulated import EmulatedRuntime, drawn_rows
 from triton_backend.runtimes.registry import load_runtime
 
 LATENCY_US = [1_000, 1_600, 2_200]
@@ -122,3 +122,9 @@ def test_a_neighbour_never_speeds_a_run_up() -> None:
     )
     run(runtime, np.zeros((1, 3), np.float32))
     assert clock.waits[-1] == 2_000
+
+
+@pytest.mark.parametrize("mean", [0.0, 3.0, 1_000.0])
+def test_rows_have_the_mean_they_are_drawn_with(mean: float) -> None:
+    rows = [drawn_rows(mark, mean, most=10_000) for mark in range(256)]
+    assert np.mean(rows) == pytest.approx(mean, rel=0.05)

@@ -192,7 +192,7 @@ class _Files:
         except OSError as error:
             whole = data.rfind(b"\n", 0, written) + 1
             self._end_at(self._size + whole)
-            left = data[whole:].decode().splitlines()
+            left = data[whole:].decode().split("\n")[:-1]  # `splitlines` ends lines within one, too
             raise _NotWrittenError(error, left) from error
         self._size += written
 
