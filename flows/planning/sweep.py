@@ -52,8 +52,8 @@ class Point:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def what_if(situation: Situation, vary: str, values: Sequence[float]) -> list[Point]:
-    """One point per value, in the order given.
+def varied(situation: Situation, vary: str, values: Sequence[float]) -> list[Situation]:
+    """The inputs of each value's plan, in the order given; nothing is planned.
 
     Args:
         situation: where it starts from.
@@ -72,10 +72,25 @@ def what_if(situation: Situation, vary: str, values: Sequence[float]) -> list[Po
         if name not in OF_ONE_CLASS:
             reason = f"{name} is not of one class; {', '.join(OF_ONE_CLASS)} may name one"
             raise InputError("option vary", f"{vary}: {reason}")
-    return [_point(change(situation, gpu_class, value), value) for value in values]
+    return [change(situation, gpu_class, value) for value in values]
 
 
-def _point(situation: Situation, value: float) -> Point:
+def what_if(situation: Situation, vary: str, values: Sequence[float]) -> list[Point]:
+    """One point per value, in the order given.
+
+    Raises:
+        InputError: as `varied`, before anything is planned; or the planner refuses the inputs.
+    """
+    each = varied(situation, vary, values)
+    return [point_of(one, value) for one, value in zip(each, values, strict=True)]
+
+
+def point_of(situation: Situation, value: float) -> Point:
+    """The plan of the inputs that a value gives.
+
+    Raises:
+        InputError: the planner refuses the inputs.
+    """
     try:
         plan = make_plan(
             situation.profiles,

@@ -65,7 +65,7 @@ def whatif(
     """Vary one input of a plan and draw the curve."""
     from flows.files import check_writable
     from flows.planning import PlanOptions
-    from flows.planning.sweep import what_if
+    from flows.planning.sweep import point_of, varied
 
     check_writable(chart, makes_folders=True)
     if chart is not None:
@@ -73,15 +73,17 @@ def whatif(
 
         check_drawable(chart)
     numbers = parse_values(values)
-    curves: dict[str, list[Point]] = {}
+    asked: dict[str, list[Situation]] = {}
+    for name in planner or ["pool"]:
+        options_of = PlanOptions(planner=name, **options)
+        situation = _situation(warehouse, (cluster, workload), options_of)
+        asked[name] = varied(situation, vary, numbers)
+    curves: dict[str, list[Point]] = {name: [] for name in asked}
     with progress("planning") as report:
-        for name in planner or ["pool"]:
-            asked_for = PlanOptions(planner=name, **options)
-            situation = _situation(warehouse, (cluster, workload), asked_for)
-            curves[name] = []
-            for number in numbers:
+        for name, situations in asked.items():
+            for number, each in zip(numbers, situations, strict=True):
                 report(f"planning with {name}, {vary} at {number:g}")
-                curves[name] += what_if(situation, vary, [number])
+                curves[name].append(point_of(each, number))
     if chart is not None:
         _draw(curves, (vary, options["objective"]), chart)
     document: dict[str, Any] = {

@@ -99,3 +99,14 @@ def test_a_value_beyond_its_range_is_refused_with_the_range(
     with pytest.raises(InputError) as refused:
         what_if(SITUATION, vary, [value])
     assert str(refused.value) == f"option vary: {vary.partition(':')[0]}: {reason}"
+
+
+@pytest.mark.parametrize(("vary", "values"), [("gpus:fast", [1.0, 1.5]), ("margin", [0.1, 2.0])])
+def test_all_values_are_checked_before_one_is_planned(
+    monkeypatch: pytest.MonkeyPatch, vary: str, values: list[float]
+) -> None:
+    planned: list[object] = []
+    monkeypatch.setattr(sweep, "make_plan", lambda *_args, **_named: planned.append(1))
+    with pytest.raises(InputError, match="is not"):
+        what_if(SITUATION, vary, values)
+    assert planned == []
