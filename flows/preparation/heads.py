@@ -50,6 +50,8 @@ def export_heads(split: SplitModel, folder: Path, tails_us: Sequence[int] | None
     heads = extract_stages(split, [(0, cut) for cut in range(1, last + 1)])
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # Beside the cuts of an earlier export, heads of half of this one would pass for a whole.
+        (folder / CUTS_NAME).unlink(missing_ok=True)
         for head in heads:
             for file in (head.with_name(head.name + DATA_SUFFIX), head):
                 if file.exists():

@@ -59,6 +59,19 @@ def test_a_folder_that_cannot_be_written_is_named(split: SplitModel, tmp_path: P
         export_heads(split, tmp_path / "file" / "heads")
 
 
+def test_an_export_that_is_cut_off_leaves_no_cuts_of_an_earlier_one(
+    split: SplitModel, tmp_path: Path
+) -> None:
+    folder = tmp_path / "heads"
+    export_heads(split, folder)
+    last = max(folder.glob("*.onnx"))
+    last.unlink()
+    last.mkdir()  # cannot be written
+    with pytest.raises(InputError, match="cannot be written"):
+        export_heads(split, folder)
+    assert not (folder / "cuts.json").exists()
+
+
 def test_tails_are_the_least_that_were_measured() -> None:
     slow, fast = np.array([[9, 9], [5, 6], [1, 1]]), np.array([[2, 3], [3, 3], [4, 9]])
     tables = loaded({("L4", 1): slow, ("A100", 1): fast})
