@@ -171,7 +171,11 @@ def add_ratios(
 
 
 def measured_cells(warehouse: Warehouse, model_key: str, artifacts: Iterable[str]) -> set[CellId]:
-    """Cells measured with exactly these artifacts, so that a rebuilt one is measured again."""
+    """Cells measured with exactly these artifacts, and with no other since.
+
+    So a rebuilt one is measured again, and one of a runtime that a class has come back to: a
+    profile takes the artifact that was measured last.
+    """
     rows = warehouse.query("measured_cells", [model_key, list(artifacts)])
     return {(r["block"], r["gpu_class"], r["share"], r["basis"], r["batch"]) for r in rows}
 

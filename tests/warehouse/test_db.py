@@ -118,6 +118,13 @@ def test_cells_of_a_rebuilt_artifact_count_as_not_measured(store: Warehouse) -> 
     assert len(measured_cells(store, "k1", ["old", "new"])) == 4
 
 
+def test_an_artifact_that_is_taken_up_again_is_measured_again(store: Warehouse) -> None:
+    add_cells(store, "k1", cells(100.0, "one runtime"), NOW)
+    add_cells(store, "k1", cells(200.0, "another"), LATER)
+    assert measured_cells(store, "k1", ["one runtime"]) == set()
+    assert len(measured_cells(store, "k1", ["another"])) == 4
+
+
 def test_a_model_without_measurements_has_no_profile(store: Warehouse) -> None:
     add_model(store, model(), NOW)
     with pytest.raises(
