@@ -23,6 +23,7 @@ from .server import Server
 
 WATTS = "5,2"  # of a small board; an assumption
 INTERRUPTED = 130
+MOST = 1e9  # of any option that is a number
 
 
 class _Parser(argparse.ArgumentParser):
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     if asked.json:
-        sys.stdout.write(json.dumps(document) + "\n")
+        sys.stdout.write(json.dumps(document, allow_nan=False) + "\n")
     return 0
 
 
@@ -93,15 +94,15 @@ def _name() -> str:
 
 def _positive(text: str) -> float:
     number = _number(text)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is no number above 0")
+    if not 0 < number <= MOST:
+        raise argparse.ArgumentTypeError(f"{text} is no number above 0 and up to {MOST:g}")
     return number
 
 
 def _stretch(text: str) -> float:
     number = _number(text)
-    if not 1 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is no number from 1 on")
+    if not 1 <= number <= MOST:
+        raise argparse.ArgumentTypeError(f"{text} is no number from 1 to {MOST:g}")
     return number
 
 

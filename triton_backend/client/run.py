@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from math import ceil
+from math import ceil, isfinite
 from typing import Any
 
 import numpy as np
@@ -424,7 +424,11 @@ async def _ended(tasks: Sequence[asyncio.Task[Any]]) -> list[Exception]:
 
 
 def summary(heads: Heads, records: list[Record]) -> dict[str, Any]:
-    """One object for all requests; offered = served + late, late ones without an answer too."""
+    """One JSON object for all requests; offered = served + late, late ones without answer too.
+
+    Errors are numbers, or "inf", which JSON has no number for, where an answer is of another shape
+    or not finite.
+    """
     answered_ms = [r.total_us / 1e3 for r in records if r.total_us is not None]
     used = [r.cut for r in records if r.cut is not None]
     errors = [r.error for r in records if r.error is not None]
@@ -446,6 +450,10 @@ def summary(heads: Heads, records: list[Record]) -> dict[str, Any]:
         "latency_ms": {
             f"p{q}": float(np.percentile(answered_ms, q)) if answered_ms else None for q in (50, 99)
         },
-        "max_error": max(errors, default=None),
-        "requests": [asdict(record) for record in records],
+        "max_error": _error_of(max(errors, default=None)),
+        "requests": [asdict(r) | {"error": _error_of(r.error)} for r in records],
     }
+
+
+def _error_of(error: float | None) -> float | str | None:
+    return error if error is None or isfinite(error) else str(error)

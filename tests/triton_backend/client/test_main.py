@@ -89,8 +89,10 @@ def test_options_that_make_no_sense_are_named(
     [
         ("--rps", "0", "0 is no number above 0"),
         ("--slo-ms", "soon", "soon is no number above 0"),
-        ("--duration", "inf", "inf is no number above 0"),
-        ("--stretch", "0.5", "0.5 is no number from 1 on"),
+        ("--duration", "inf", "inf is no number above 0 and up to 1e+09"),
+        ("--duration", "1e308", "1e308 is no number above 0 and up to 1e+09"),
+        ("--slo-ms", "1e308", "1e308 is no number above 0 and up to 1e+09"),
+        ("--stretch", "0.5", "0.5 is no number from 1 to 1e+09"),
         ("--watts", "5", "5 is not CPU,RADIO in watts, such as 5,2"),
         ("--objective", "joy", "invalid choice: 'joy'"),
     ],

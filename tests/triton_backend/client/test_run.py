@@ -4,6 +4,8 @@ With a server in the same process.
 """
 
 import asyncio
+import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -184,3 +186,10 @@ def test_what_the_server_quotes_decides_not_what_heads_were_exported_with(heads:
     server.offered = Offer(cuts=slow, plan_id="p")
     assert {(r.cut, r.on) for r in ran(heads, server)} == {(4, "device")}
     assert server.announced == []
+
+
+def test_an_infinite_error_is_a_word_of_json(heads: Heads) -> None:
+    records = [Record(request=n, due_us=0, error=error) for n, error in enumerate((0.5, math.inf))]
+    totals = json.loads(json.dumps(summary(heads, records), allow_nan=False))
+    assert totals["max_error"] == "inf"
+    assert [row["error"] for row in totals["requests"]] == [0.5, "inf"]
