@@ -161,6 +161,7 @@ def _batches(tables: Tables) -> Iterator[str]:
 
 def _path(tables: Tables, slot: int) -> Iterator[str]:
     at = NONE
+    now = int(tables.counts[0]["now_us"])
     hops = tables.offers.shape[1]
     stages = int(tables.batches[slot]["stages"])
     for hop in range(hops):
@@ -178,7 +179,9 @@ def _path(tables: Tables, slot: int) -> Iterator[str]:
             if row["resource"] == NONE:
                 if row["shared_batch"] != NONE:
                     joint = tables.intervals[int(row["shared_batch"]) * hops * KINDS + VGPU]
-                    at = max(at, int(joint["end_us"]))
+                    # It is put off, and with it what follows, once a late member is there.
+                    waits = row["previous"] == 0 and joint["start_us"] < now
+                    at = int(joint["end_us"]) if waits else max(at, int(joint["end_us"]))
                 continue
             if row["start_us"] < at:
                 yield f"batch slot {slot} goes on at {row['start_us']}, before {at} (hop {hop})"

@@ -350,6 +350,32 @@ def test_a_shared_batch_waits_for_a_late_member_while_no_other_is_late_for_it() 
     assert told.scheduler.in_flight() == 0
 
 
+def test_what_follows_a_shared_batch_stays_as_reserved_while_it_waits_for_a_late_member() -> None:
+    joint = Pool(latency_us=(3_000, 3_400, 3_800), bytes_out=1_000_000)
+    plan = make_boarding_plan(
+        [
+            ((0, 2), Pool(latency_us=(2_000, 2_500), bytes_out=1_000_000)),
+            ((2, 4), joint),
+            ((4, 6), joint),
+        ],
+        Way(pools=(0, 1, 2)),
+        Way(pools=(1, 2)),
+    )
+    told = Told(plan)
+    told.arrive(0, 0, slack_us=200_000, samples=2)
+    boarded = told.arrive(10, 1, slack_us=200_000)
+    first = next(d for d in boarded if isinstance(d, SharedBatch))
+    told.tell(Timer(now_us=30_000))
+    told.tell(StageDone(now_us=60_000, batch_id=0, stage=0, start_us=0, end_us=60_000))
+    late_us = 62_000  # moved for 2,000
+    put_off = told.tell(
+        TransferDone(now_us=late_us, batch_id=0, stage=1, start_us=60_000, end_us=late_us)
+    )
+    assert not [d for d in put_off if isinstance(d, Abort)]
+    told.done(first, late_us + 3_800)
+    assert told.scheduler.in_flight() == 2
+
+
 @pytest.mark.parametrize("left_us", [10_001, 20_000])  # it was to be there at 11,000
 def test_who_comes_late_for_a_shared_batch_puts_it_off_and_what_follows_on_its_vgpu(
     left_us: int,
