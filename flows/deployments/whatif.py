@@ -3,6 +3,7 @@
 Thin.
 """
 
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -52,13 +53,9 @@ def whatif(parameters: WhatIfParameters) -> dict[str, Any]:
     work = flow_workspace(parameters.warehouse)
     cluster, workload = read_cluster(parameters.cluster), read_workload(parameters.workload)
     options = parameters.given(CommonOptions)
+    start, _ = situation_of(work, cluster, workload, PlanOptions(**options))
     situations = {
-        name: situation_of(
-            work,
-            cluster,
-            workload,
-            PlanOptions(planner=name, **options),
-        )
+        name: replace(start, options=PlanOptions(planner=name, **options))
         for name in parameters.planners
     }
     for each in situations.values():

@@ -16,20 +16,21 @@ from warehouse.runs import add_run
 
 def situation_of(
     work: Workspace, cluster: Cluster, workload: Workload, options: PlanOptions
-) -> Situation:
-    """The inputs of a sweep.
+) -> tuple[Situation, list[str]]:
+    """The inputs of a sweep, and warnings about profiles.
 
     Raises:
         InputError: a model was not measured on any class of the cluster.
     """
-    profiles, _ = load_profiles(work, cluster, workload)
-    return Situation(
+    profiles, warnings = load_profiles(work, cluster, workload)
+    situation = Situation(
         profiles=profiles,
         cluster=cluster,
         workload=workload,
         options=options,
         interference=load_interference(work),
     )
+    return situation, warnings
 
 
 def keep_sweep(

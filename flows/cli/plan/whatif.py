@@ -1,6 +1,7 @@
 """`whatif`: a plan per value of one input, as a table, a chart and rows."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import floor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -73,15 +74,15 @@ def whatif(
 
         check_drawable(chart)
     numbers = parse_values(values)
-    asked: dict[str, list[Situation]] = {}
-    for name in planner or ["pool"]:
-        options_of = PlanOptions(planner=name, **options)
-        situation = _situation(warehouse, (cluster, workload), options_of)
-        asked[name] = varied(situation, vary, numbers)
-    curves: dict[str, list[Point]] = {name: [] for name in asked}
+    start = _start(warehouse, (cluster, workload), options)
+    situations = {
+        name: varied(replace(start, options=PlanOptions(planner=name, **options)), vary, numbers)
+        for name in planner or ["pool"]
+    }
+    curves: dict[str, list[Point]] = {name: [] for name in situations}
     with progress("planning") as report:
-        for name, situations in asked.items():
-            for number, each in zip(numbers, situations, strict=True):
+        for name, varieties in situations.items():
+            for number, each in zip(numbers, varieties, strict=True):
                 report(f"planning with {name}, {vary} at {number:g}")
                 curves[name].append(point_of(each, number))
     if chart is not None:
@@ -125,24 +126,18 @@ def parse_values(text: str) -> list[float]:
     return [first + step * index for index in range(count)]
 
 
-def _situation(warehouse: Path, files: tuple[Path, Path], asked: Any) -> "Situation":
+def _start(warehouse: Path, files: tuple[Path, Path], options: Mapping[str, Any]) -> "Situation":
     from flows.cli.project import check_known
     from flows.files import read_cluster, read_workload
-    from flows.planning.stored_plans import load_interference, load_profiles
-    from flows.planning.sweep import Situation
+    from flows.planning import PlanOptions
+    from flows.planning.stored_sweeps import situation_of
     from flows.workspace import workspace
 
     work, cluster, workload = workspace(warehouse), read_cluster(files[0]), read_workload(files[1])
     check_known(work, files, (cluster, workload))
-    profiles, warnings = load_profiles(work, cluster, workload)
+    start, warnings = situation_of(work, cluster, workload, PlanOptions(**options))
     notes(warnings)
-    return Situation(
-        profiles=profiles,
-        cluster=cluster,
-        workload=workload,
-        options=asked,
-        interference=load_interference(work),
-    )
+    return start
 
 
 def _draw(curves: Curves, labels: tuple[str, str], path: Path) -> None:
