@@ -238,7 +238,7 @@ def test_a_second_rollout_ends_no_rollout_that_lives(
 
     threads = [threading.Thread(target=bring, args=(plan,)) for plan in (new, old)]
     threads[0].start()
-    baking.wait()
+    assert baking.wait(60)
     with pytest.raises(
         InputError, match=f"another change of plan is under way: process {os.getpid()}"
     ):
