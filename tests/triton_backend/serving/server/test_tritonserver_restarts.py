@@ -4,19 +4,16 @@ By a program in its place.
 """
 
 import contextlib
-import errno
 import http.client
 import os
 import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -27,10 +24,9 @@ from tests.triton_backend.serving.small_plans import plan, two_stage
 from tests.triton_backend.serving.system import wait_for
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
-from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeOptions, ServeSettings
+from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serve_folder.state import read_state_file, servers_of, write_state_file
-from triton_backend.serving.server import tritonserver
-from triton_backend.serving.server.tritonserver import PROMPT_RESTARTS, ModelReloads, TritonApi
+from triton_backend.serving.server.kept_server import PROMPT_RESTARTS
 
 SERVER = """#!{python}
 import http.server, json, sys, tempfile, threading
@@ -64,8 +60,8 @@ servers[1].serve_forever()
 """
 KEEPER = """
 import sys
-from triton_backend.serving.server import tritonserver
-tritonserver.FIRST_PAUSE_SECONDS = tritonserver.LONGEST_PAUSE_SECONDS = {pause_s}
+from triton_backend.serving.server import kept_server, tritonserver
+kept_server.FIRST_PAUSE_SECONDS = kept_server.LONGEST_PAUSE_SECONDS = {pause_s}
 sys.exit(tritonserver.main(sys.argv[1:]))
 """
 
@@ -165,93 +161,3 @@ def test_the_status_of_a_server_that_keeps_dying_says_when_it_is_started(tmp_pat
     said = "ended, starts at 2027-01-15T08:00:00+00:00, restarted 6 times"
     with pytest.raises(ServerError, match=re.escape(said)):
         status(tmp_path)
-
-
-def test_a_look_that_fails_in_an_unforeseen_way_ends_no_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """All servers would be stopped with it. It is said once, with the place where it happened."""
-    render_repository(tmp_path, plan(two_stage("line")), ServeOptions())
-    settings, stopping = ServeSettings.read(tmp_path / SETTINGS_NAME), threading.Event()
-    http_port, grpc, metrics = free_ports(3)
-    ports = Endpoints(http=http_port, grpc=grpc, metrics=metrics)
-    kept = tritonserver.KeptServer(settings, ports, None, stopping, lambda: None)
-    kept._server = cast("Any", SimpleNamespace(pid=os.getpid(), ended=lambda: None))
-    (tmp_path / "pids").mkdir(exist_ok=True)
-    (tmp_path / "pids" / "line").touch()
-    looks: list[str] = []
-
-    def look(file: Path) -> None:
-        looks.append(file.name)
-        if len(looks) == 3:
-            stopping.set()
-        raise LookupError(file.name)
-
-    monkeypatch.setattr(kept._stubs, "look", look)
-    kept.run()
-    assert looks == ["line"] * 3
-    assert caplog.text.count("tritonserver: LookupError('line')") == 1
-    assert "in _watch_stubs" in caplog.text
-
-
-class Loads:
-    """Stands for the server's repository API: counts what is loaded."""
-
-    def __init__(self) -> None:
-        self.loaded: list[str] = []
-
-    def load(self, model: str) -> int:
-        self.loaded.append(model)
-        return 200
-
-    def unload(self, model: str) -> int:
-        del model
-        return 200
-
-
-def test_a_model_is_loaded_when_a_full_disk_is_freed_and_that_is_said_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Triton answers 200 to the load of an unchanged configuration, and loads nothing."""
-    render_repository(tmp_path, plan(two_stage("line")), ServeOptions())
-    dead, api, pauses = tmp_path / "pids" / "line", Loads(), list[float]()
-    reloads = ModelReloads(ServeSettings.read(tmp_path / SETTINGS_NAME), cast("TritonApi", api))
-    monkeypatch.setattr(reloads, "_stopping", SimpleNamespace(wait=pauses.append))
-    write_whole = tritonserver.write_whole
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    def begin() -> None:
-        reloads.begin(dead)
-        wait_for(lambda: not reloads.is_loading("line"))
-
-    monkeypatch.setattr(tritonserver, "write_whole", full)
-    for _ in range(7):
-        begin()
-    assert (api.loaded, pauses) == ([], [1, 2, 4, 8, 16, 30, 30])
-    assert [record.message.split(":")[0] for record in caplog.records] == [
-        "line is reloaded",
-        "line was not loaded, tried again until it is",
-    ]
-    monkeypatch.setattr(tritonserver, "write_whole", write_whole)
-    begin()
-    begin()
-    assert (api.loaded, len(pauses)) == (["line"] * 2, 7)
-    assert caplog.records[-1].message == "line is reloaded"
-
-
-def test_a_load_that_fails_in_an_unforeseen_way_is_tried_again_after_a_pause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It would be begun five times a second, each time with a traceback."""
-    render_repository(tmp_path, plan(two_stage("line")), ServeOptions())
-    (tmp_path / "repository" / "line" / "config.pbtxt").write_bytes(b"\xff")  # no UTF-8
-    api, pauses = Loads(), list[float]()
-    reloads = ModelReloads(ServeSettings.read(tmp_path / SETTINGS_NAME), cast("TritonApi", api))
-    monkeypatch.setattr(reloads, "_stopping", SimpleNamespace(wait=pauses.append))
-    for _ in range(3):
-        reloads.begin(tmp_path / "pids" / "line")
-        wait_for(lambda: not reloads.is_loading("line"))
-    assert (api.loaded, pauses) == ([], [1, 2, 4])
-    assert "UnicodeDecodeError" in caplog.records[-1].message
