@@ -21,7 +21,7 @@ from flows.operations.replanning.rows import counted_rows
 from flows.operations.replanning.steering import Demand, steer_live, steering_of
 from flows.planning.promises.attainment import with_attainment
 from flows.release.artifacts import attach_devices
-from flows.release.rollout.change import plan_in_force
+from flows.release.rollout.generations import plan_in_force
 from flows.release.rollout.guarded import RolloutOptions, finish_interrupted, roll_out
 from flows.release.rollout.lock import one_loop
 from flows.release.server.running import ServerError, ServerState, read_state

@@ -14,7 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from flows.clock import Stopwatch
-from flows.release.rollout.change import change_plan, finish_or_undo_change, plan_in_force
+from flows.release.rollout.change import change_plan, finish_or_undo_change
+from flows.release.rollout.generations import plan_in_force
 from scripts.benchmarks.served import Served
 from triton_backend.contract.applications import ApplicationPlan
 from triton_backend.contract.errors import PoolPipeError

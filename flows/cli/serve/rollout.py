@@ -139,7 +139,7 @@ def _preview(
     as_json: bool,
 ) -> None:
     from flows.release.rollout.canary import canary_plans
-    from flows.release.rollout.change import plan_in_force
+    from flows.release.rollout.generations import plan_in_force
     from flows.release.rollout.preview import preview
     from flows.workspace import find_plan, workspace
     from triton_backend.serve_folder.repository import check_beside

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from flows.planning.verify.profiled import profiled_ratios
-from flows.release.rollout.change import plan_in_force
+from flows.release.rollout.generations import plan_in_force
 from flows.release.server.running import ServerError
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError

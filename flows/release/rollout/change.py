@@ -24,9 +24,8 @@ changes nothing.
 """
 
 import contextlib
-import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -40,6 +39,13 @@ from flows.release.rollout.comparing import (
     check_comparable,
     compare,
 )
+from flows.release.rollout.compatible import check_names, check_tensors
+from flows.release.rollout.generations import (
+    is_same_plan,
+    note_never_served,
+    plan_in_force,
+    plan_of_generation,
+)
 from flows.release.rollout.hosts import OtherHosts, have_look
 from flows.release.rollout.options import RolloutMode, RolloutOptions
 from flows.release.server.running import (
@@ -50,24 +56,21 @@ from flows.release.server.running import (
     read_state,
 )
 from triton_backend.contract.errors import InputError, PoolPipeError
-from triton_backend.contract.plan import ModelPlan, Plan
+from triton_backend.contract.plan import Plan
 from triton_backend.contract.transition import steps
 from triton_backend.contract.units import US_PER_S
 from triton_backend.runtimes.stage_tensors import (
     complete_tensors,
     endpoints,
-    request_tensors,
     served_models,
 )
-from triton_backend.serve_folder.names import RESERVED_PREFIX, VARIANT_OUTPUT
+from triton_backend.serve_folder.names import RESERVED_PREFIX
 from triton_backend.serve_folder.repository import (
     OFFLOAD_MODEL,
-    Declared,
     GenerationNames,
     check_beside,
     check_node_models,
     check_served_names,
-    declared,
     end_versions,
     for_clients,
     front_ports,
@@ -100,8 +103,6 @@ UNLOAD_SECONDS = 10.0  # of a version's process, beside its requests
 GATEWAY_SECONDS = 60.0
 GATEWAY_POLL_SECONDS = 0.1
 AS_USUAL = RolloutOptions()
-RENAME = "give it another name"
-NEVER_SERVED_NAME = "never-served"  # in the folder of a generation whose change was undone
 
 
 class Step(StrEnum):
@@ -344,101 +345,6 @@ def _plan_change(folder: Path, plan: Plan) -> _Change:
     return _Change(state, old, old_generation, new, generation, names, hosts)
 
 
-def check_tensors(model: ModelPlan, new: Plan) -> None:
-    """Clients of a model that stays must not see other tensors.
-
-    They know them by name, in any order.
-
-    Raises:
-        InputError: they would.
-    """
-    for other in served_models(new):
-        if other.name == model.name and (
-            request_tensors(other) != request_tensors(model) or {*other.outputs} != {*model.outputs}
-        ):
-            raise InputError(
-                f"plan {new.plan_id}, model {model.name!r}",
-                f"has other inputs or outputs than the plan being served; {RENAME}",
-            )
-
-
-def check_names(old: Plan, new: Plan) -> None:
-    """Check that a rollout can change what answers for each name that stays.
-
-    Its sizes and variants come and go in the front that serves it. Triton loads no model again, so
-    that the tensors that its configuration declares stay.
-
-    Raises:
-        InputError: a model would answer for another name, or a tensor would not be the declared
-            one.
-    """
-    before, after = endpoints(old), endpoints(new)
-    asked = {size.name: name for name, sizes in before.items() for size in sizes}
-    for name, sizes in after.items():
-        where = f"plan {new.plan_id}, model {name!r}"
-        for size in sizes:
-            if (former := asked.get(size.name, name)) != name:
-                reason = f"{size.name!r} answers for {former!r} in the plan being served"
-                raise InputError(where, f"{reason}; remove it first, by a rollout of its own")
-        if name in before:
-            versions = _check_versions(where, name, old, new)
-            former = declared(name, before[name], versions=versions)
-            _check_declared(where, former, declared(name, sizes, versions=versions))
-
-
-def _check_versions(where: str, name: str, old: Plan, new: Plan) -> bool:
-    """Check that a rollout can change the versions of a name that stays; whether it has some.
-
-    Triton hands requests to the highest version that is loaded at the moment, so one stays loaded.
-    """
-    before, after = (plan.workload.versions.get(name) for plan in (old, new))
-    if before is None and after is None:
-        return False
-    if before is None or after is None:
-        with_or_without = "without versions" if before is None else "with versions"
-        reason = f"is served {with_or_without}, which a rollout cannot change"
-        raise InputError(where, f"{reason}; {RENAME}, or stop and serve the new plan")
-    if not before.keys() & after.keys():
-        listed = ", ".join(map(str, before))
-        reason = f"keeps no version of those being served ({listed}); add the new ones first"
-        raise InputError(where, f"{reason}, and remove the others by a rollout of its own")
-    known = {demand.name: version for version, demand in before.items()}
-    for version, demand in after.items():
-        if known.get(demand.name, version) != version:
-            reason = f"{demand.name!r} is version {known[demand.name]} in the plan being served"
-            raise InputError(where, f"{reason}; remove it first, by a rollout of its own")
-    return True
-
-
-def _check_declared(where: str, before: Declared, after: Declared) -> None:
-    """Check the tensors of a name against those of the Triton model that serves it."""
-    for kind in ("inputs", "outputs"):
-        former = {one["name"]: one for one in before[kind]}
-        wanted = {one["name"]: one for one in after[kind]}
-        for tensor in wanted.keys() | former.keys():
-            one, other = former.get(tensor), wanted.get(tensor)
-            if tensor == VARIANT_OUTPUT or (one and other and _covers(one, other)):
-                continue
-            if one is None or other is None or _kind(one) != _kind(other):
-                raise InputError(where, f"has other {kind} than the one being served; {RENAME}")
-            shape = "x".join(map(str, one["shape"][1:]))
-            raise InputError(
-                where,
-                f"is served with {tensor!r} of shape {shape} alone, which a rollout cannot open;"
-                f" {RENAME}, or stop and serve the new plan",
-            )
-
-
-def _kind(tensor: dict[str, Any]) -> tuple[str, int, bool]:
-    return tensor["dtype"], len(tensor["shape"]), tensor.get("optional", False)
-
-
-def _covers(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """True if a declared tensor takes all that another one does."""
-    dims = zip(one["shape"], other["shape"], strict=False)
-    return _kind(one) == _kind(other) and all(mine in (-1, theirs) for mine, theirs in dims)
-
-
 def _render(change: _Change) -> None:
     nodes = change.nodes(change.new)
     render_generation(change.folder, change.new, change.generation, nodes=nodes, names=change.names)
@@ -573,7 +479,7 @@ def _abort(change: _Change) -> None:
         return
     if status["generation"] == change.generation:
         return
-    _note_never_served(change.folder, change.generation)
+    note_never_served(change.folder, change.generation)
     _keep_generation(change.state, change.kept_nodes(), change.old_generation)
     render_fronts(change.folder, change.old, change.old_generation, names=change.removed_versions())
     for name in change.removed_versions():
@@ -585,76 +491,6 @@ def _abort(change: _Change) -> None:
             change.state.unload(name)
         remove_model(change.folder, name)
     change.hosts.end(change.new, change.old, change.old_generation)
-
-
-def plan_in_force(folder: Path) -> Plan:
-    """The plan that the system served from a folder carries out, with its artifacts.
-
-    Raises:
-        InputError: nothing is being served there.
-        ServerError: it does not answer.
-    """
-    status = read_state(folder).control("status")
-    return plan_of_generation(folder, int(status["generation"]))
-
-
-def plan_before_canary(folder: Path) -> Plan:
-    """The newest plan before the one in force of which no model's requests are shared.
-
-    Raises:
-        InputError: nothing is being served there, or no such plan is kept.
-        ServerError: it does not answer.
-    """
-    in_force = int(read_state(folder).control("status")["generation"])
-    for plan in _served_before(folder, in_force):
-        if not plan.shares_requests:
-            return plan
-    raise InputError(str(folder), f"keeps no plan from before generation {in_force}, a canary")
-
-
-def plan_served_before(folder: Path, plan_id: str) -> Plan | None:
-    """The newest plan of this id before the one in force, with the artifacts that it had then.
-
-    Of the same id as that in force it is one of other artifacts. None where none is kept.
-
-    Raises:
-        InputError: nothing is being served there.
-        ServerError: it does not answer.
-    """
-    generation = int(read_state(folder).control("status")["generation"])
-    in_force = plan_of_generation(folder, generation)
-    before = (one for one in _served_before(folder, generation) if one.plan_id == plan_id)
-    return next((one for one in before if not is_same_plan(one, in_force)), None)
-
-
-def _served_before(folder: Path, in_force: int) -> Iterator[Plan]:
-    """Plans that were in force before a generation, the newest first, as far as they are kept."""
-    for generation in reversed(rendered_generations(folder)):
-        place = folder / "generations" / str(generation)
-        begun = (place / "plan.json").exists() and not (place / NEVER_SERVED_NAME).exists()
-        if generation < in_force and begun:
-            yield plan_of_generation(folder, generation)
-
-
-def _note_never_served(folder: Path, generation: int) -> None:
-    place = folder / "generations" / str(generation)
-    if place.is_dir():  # else the change failed before it was written
-        (place / NEVER_SERVED_NAME).touch()
-
-
-def plan_of_generation(folder: Path, generation: int) -> Plan:
-    """The plan of a generation, as it was written into the serve folder."""
-    path = folder / "generations" / str(generation) / "plan.json"
-    return Plan.from_dict(json.loads(path.read_text()))
-
-
-def is_same_plan(one: Plan, other: Plan) -> bool:
-    """True if two plans decide the same and carry it out with the same artifacts."""
-    return (one.plan_id, _artifacts(one)) == (other.plan_id, _artifacts(other))
-
-
-def _artifacts(plan: Plan) -> list[str | None]:
-    return [s.artifact for m in plan.models for p in m.pipelines for s in p.stages]
 
 
 def finish_or_undo_change(folder: Path) -> Plan:
@@ -673,7 +509,7 @@ def finish_or_undo_change(folder: Path) -> Plan:
     generation = int(status["generation"])
     for number in rendered_generations(folder):
         if number > generation:
-            _note_never_served(folder, number)
+            note_never_served(folder, number)
     plan = plan_of_generation(folder, generation)
     served = {*endpoints(plan)}
     served |= {*for_clients(plan, cut_models=_settings(folder).cut_models)}

@@ -23,11 +23,8 @@ from flows.clock import Stopwatch, now_utc
 from flows.planning.verify.numbers import verify_plan
 from flows.progress import Say, quiet
 from flows.release.rollout.canary import canary_plans, look_before, watch_canary
-from flows.release.rollout.change import (
-    AS_USUAL,
-    StepDone,
-    change_plan,
-    finish_or_undo_change,
+from flows.release.rollout.change import AS_USUAL, StepDone, change_plan, finish_or_undo_change
+from flows.release.rollout.generations import (
     is_same_plan,
     plan_before_canary,
     plan_in_force,

@@ -61,8 +61,8 @@ PREPARED = (
     "workload",
 )  # steps of the kit for GPU evidence
 PROBLEMS = "G1-HC1-S,G1-HC2-S,G4-HC1-S,G4-HC2-S"
-# A sleep on two cores of a shared host ends up to 38 ms late, on an idle machine up to 22 (two cores
-# watched for four minutes, then for one): a tenth of an SLO, not the whole slack of a model.
+# A sleep on two cores of a shared host ended up to 38 ms late while a plan was served, and up to 22
+# on an idle machine (watched for four minutes, and for one): a tenth of an SLO, not all its slack.
 LEAST_SLO_US = 400_000
 SIDES = (TRITON, OURS)
 SHARES = (ATTAINMENT, 0.95)  # in time, of which a machine with other work may hold the lower alone

@@ -31,7 +31,7 @@ import psutil
 import yaml
 
 from flows.clock import Stopwatch, now_utc
-from flows.release.rollout.change import plan_of_generation
+from flows.release.rollout.generations import plan_of_generation
 from scripts.benchmarks.figures import Figure, add_destinations, conclude
 from scripts.benchmarks.resource_usage import resources
 from scripts.benchmarks.served import AROUND_S, Served, emulated_answer

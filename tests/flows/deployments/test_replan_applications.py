@@ -20,7 +20,7 @@ import yaml
 from flows.clock import now_utc
 from flows.planning import PlanOptions
 from flows.planning.stored_plans import plan_step
-from flows.release.rollout.change import plan_in_force
+from flows.release.rollout.generations import plan_in_force
 from flows.release.server import admin
 from flows.release.server.running import ServerState, read_state
 from flows.state import ProjectState

@@ -21,7 +21,8 @@ from tritonclient.utils import InferenceServerException
 from flows.clock import now_utc
 from flows.release.rollout import guarded
 from flows.release.rollout.canary import CANARY, FORMER, Judged, canary_plan, canary_plans, judged
-from flows.release.rollout.change import change_plan, plan_before_canary, plan_in_force
+from flows.release.rollout.change import change_plan
+from flows.release.rollout.generations import plan_before_canary, plan_in_force
 from flows.release.rollout.guarded import (
     DONE,
     FAILED,

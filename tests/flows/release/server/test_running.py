@@ -23,7 +23,8 @@ from tritonclient.utils import InferenceServerException
 from flows.operations.traces.export import export
 from flows.operations.traces.otlp import Receiver
 from flows.operations.traces.reading import TraceReader
-from flows.release.rollout.change import Step, StepDone, change_plan, is_same_plan, plan_in_force
+from flows.release.rollout.change import Step, StepDone, change_plan
+from flows.release.rollout.generations import is_same_plan, plan_in_force
 from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerError, ServerState, read_state
 from flows.state import ProjectState

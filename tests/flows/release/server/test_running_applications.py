@@ -23,7 +23,8 @@ from flows.operations.traces.otlp import Receiver
 from flows.operations.traces.reading import TraceReader
 from flows.preparation.building.onnxruntime import build_stage
 from flows.preparation.splitting import extract_stage, split_model
-from flows.release.rollout.change import change_plan, plan_in_force
+from flows.release.rollout.change import change_plan
+from flows.release.rollout.generations import plan_in_force
 from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerState
 from flows.state import ProjectState

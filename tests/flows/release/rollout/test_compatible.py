@@ -1,10 +1,10 @@
-"""Plans that may follow another; the change itself is in the tests of running systems."""
+"""Plans that may follow another, and those that may not."""
 
 from dataclasses import replace
 
 import pytest
 
-from flows.release.rollout.change import check_names, check_tensors
+from flows.release.rollout.compatible import check_names, check_tensors
 from tests.triton_backend.serving.sized_plans import NAME, sized_plan
 from tests.triton_backend.serving.small_plans import model, plan, stage, tensor
 from tests.triton_backend.serving.variant_plans import CHEAP, variant_plan
