@@ -1,18 +1,42 @@
-"""The copies that share one device: processes started, spoken to, and stopped with certainty."""
+"""The copies that share one device: processes started, spoken to, and stopped with certainty.
 
+Runs of this user that measure at the same time take turns on a device, a cell each: beside each
+other they would measure each other.
+"""
+
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+import tempfile
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from triton_backend.contract.errors import InputError, PoolPipeError
+from triton_backend.runtimes.mps import VISIBLE
+from triton_backend.serve_folder.files import make_private_folder
 
 STOP_SECONDS = 10.0
+CORES = "cores"  # stand for a device: all CPU classes share them
+
+
+@contextmanager
+def alone_on(device: str) -> Generator[None]:
+    """Wait for the other runs of this user that measure on a device, and keep them off it.
+
+    Raises:
+        InputError: the folder of the locks is another user's.
+    """
+    folder = Path(tempfile.gettempdir()) / f"poolpipe-measure-locks-{os.getuid()}"
+    make_private_folder(folder)
+    with (folder / f"{device.replace('/', '_')}.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
 
 
 class CopyProcess:
@@ -121,7 +145,8 @@ class Copies:
         self._count = 0
         for number, (folder, share) in enumerate(places):
             self._start(number, share)
-            self.processes[number].ask(do="load", folder=str(folder), share=share)
+            with alone_on(self._device_of(number)):
+                self.processes[number].ask(do="load", folder=str(folder), share=share)
             self._count += 1
 
     def _start(self, number: int, share: int) -> None:
@@ -137,6 +162,9 @@ class Copies:
             return
         self.processes.append(CopyProcess(wanted))
         self._started.append(wanted)
+
+    def _device_of(self, number: int) -> str:
+        return self._started[number].get(VISIBLE, CORES)
 
     def measure(
         self,
@@ -156,11 +184,12 @@ class Copies:
         """
         if beside is None:
             beside = {other: batch for other in range(self._count) if other != number}
-        for other, its_batch in beside.items():
-            self.processes[other].ask(do="occupy", batch=its_batch)
-        try:
-            reply = self.processes[number].ask(do="measure", batch=batch, **limits)
-        finally:
-            for other in beside:
-                self.processes[other].ask(do="rest")
+        with alone_on(self._device_of(number)):
+            for other, its_batch in beside.items():
+                self.processes[other].ask(do="occupy", batch=its_batch)
+            try:
+                reply = self.processes[number].ask(do="measure", batch=batch, **limits)
+            finally:
+                for other in beside:
+                    self.processes[other].ask(do="rest")
         return reply["samples_us"]

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from flows.preparation.profiling.copies import Copies
+from flows.preparation.profiling.copies import CORES, Copies, alone_on
 from tests.triton_backend.runtimes.python_step.step_folders import write_step
 from tests.triton_backend.runtimes.stages import spec
 from triton_backend.contract.errors import InputError
@@ -64,6 +65,28 @@ def test_what_a_step_prints_is_no_answer(tmp_path: Path, capfd: pytest.CaptureFi
         assert len(copies.measure(1, LIMITS)) == 2
     out, err = capfd.readouterr()
     assert (out, err.splitlines()) == ("", ["loaded", "ran", "ran", "ran"])
+
+
+@pytest.mark.slow
+def test_runs_that_measure_at_the_same_time_take_turns(tmp_path: Path) -> None:
+    folder = write_step(
+        tmp_path, "def run(x):\n    return x", inputs=[spec("x")], outputs=[spec("y")]
+    )
+    measured = threading.Event()
+    with Copies() as copies:
+        copies.load(folder, WHOLE_GPU, 1)
+
+        def measure() -> None:
+            copies.measure(1, LIMITS)
+            measured.set()
+
+        waiting = threading.Thread(target=measure)
+        with alone_on(CORES):
+            waiting.start()
+            with alone_on("another device"):
+                assert not measured.wait(1.0)
+        waiting.join(60)
+    assert measured.is_set()
 
 
 @pytest.mark.slow
