@@ -24,7 +24,7 @@ from triton_backend.runtimes.base import NUMPY_DTYPES, Artifact, Runtime, Tensor
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.runtimes.emulated import LATENCY_OPTION, EmulatedRuntime
 from triton_backend.runtimes.registry import load_runtime
-from triton_backend.serving.liveness.processes import end_with, parent_named
+from triton_backend.serving.liveness.ends import end_with, parent_named
 from triton_backend.serving.transport.sched_tuning import ask_for_exact_timers, ask_for_short_slices
 
 INSTANCES = "instances"  # the parameter that names the file

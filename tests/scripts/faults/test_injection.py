@@ -18,7 +18,7 @@ from tests.triton_backend.serving.system import deploy, wait_for
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.repository import node_model
 from triton_backend.serve_folder.settings import ServeOptions
-from triton_backend.serving.liveness.processes import HealthBoard
+from triton_backend.serving.liveness.workers import HealthBoard
 from triton_backend.serving.node.node import Node
 from triton_backend.serving.transport.shared_memory import remove_segments
 

@@ -28,7 +28,7 @@ from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.front.service import FrontService
 from triton_backend.serving.gateway.event_log import read_events
-from triton_backend.serving.liveness import processes as liveness
+from triton_backend.serving.liveness import limits
 from triton_backend.serving.transport.authentication import CHALLENGE_FRAME_BYTES
 from triton_backend.serving.transport.event_loop import make_socket
 from triton_backend.serving.transport.shared_memory import SHARED_FOLDER, Arrays
@@ -286,7 +286,7 @@ def deployments(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[i
 @pytest.fixture
 def brief_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else fronts keep slots for 10 s."""
-    monkeypatch.setattr(liveness, "DEAD_BY_NOW_US", 0)
+    monkeypatch.setattr(limits, "DEAD_BY_NOW_US", 0)
 
 
 @pytest.mark.usefixtures("brief_holds")

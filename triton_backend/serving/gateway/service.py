@@ -33,7 +33,7 @@ from triton_backend.serving.gateway.pool_use import advice_document
 from triton_backend.serving.gateway.standby import Life, SchedulerLock, Standby
 from triton_backend.serving.gateway.state import HELD_BACK_SLOS, Gateway
 from triton_backend.serving.gateway.warm_up import warm_up
-from triton_backend.serving.liveness.processes import ThreadUse, thread_uses
+from triton_backend.serving.liveness.threads import ThreadUse, thread_uses
 from triton_backend.serving.transport.authentication import transport_key
 from triton_backend.serving.transport.backoff import Backoff
 from triton_backend.serving.transport.connection import REFUSALS, CloseReason, Connection

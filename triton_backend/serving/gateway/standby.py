@@ -31,7 +31,8 @@ from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.clock import Clock
 from triton_backend.serve_folder.repository import STANDBY_MODEL
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.liveness.processes import SILENT_US, thread_states
+from triton_backend.serving.liveness.limits import SILENT_US
+from triton_backend.serving.liveness.threads import thread_states
 from triton_backend.serving.transport.authentication import transport_key
 from triton_backend.serving.transport.connection import CloseReason, Connection
 from triton_backend.serving.transport.event_loop import EventLoop

@@ -18,7 +18,7 @@ from triton_backend.contract.units import transfer_us
 from triton_backend.scheduler.measured.paces import LOOK_EVERY_US, StagePaces
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.liveness.pace import LinkPaces, WorkerPaces
-from triton_backend.serving.liveness.processes import Starvation, ThreadUse
+from triton_backend.serving.liveness.threads import Starvation, ThreadUse
 from triton_backend.serving.transport.wire import Kind
 
 # One worker at a time is taken out, lest a machine that is busy loses them all.

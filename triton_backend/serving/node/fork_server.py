@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from triton_backend.runtimes.registry import import_runtime
-from triton_backend.serving.liveness.processes import end_with_parent, name_process
+from triton_backend.serving.liveness.ends import end_with_parent, name_process
 from triton_backend.serving.transport.sched_tuning import (
     ask_for_short_slices,
     lower_priority,

@@ -39,7 +39,8 @@ from triton_backend.serve_folder.repository import (
 from triton_backend.serve_folder.settings import SETTINGS_NAME, ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.gpus import NodeGpus
-from triton_backend.serving.liveness.processes import HealthBoard, HealthWatch, is_alive
+from triton_backend.serving.liveness.threads import is_alive
+from triton_backend.serving.liveness.workers import HealthBoard, HealthWatch
 from triton_backend.serving.node.fork_server import GONE, Forked, ForkServer
 from triton_backend.serving.node.leadership import NodeLeadership
 from triton_backend.serving.node.remote_files import (

@@ -8,7 +8,7 @@ from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.connect import connect_to
 from triton_backend.serve_folder.endpoints import TOKEN_HEADER, Endpoints, reached_at
 from triton_backend.serve_folder.settings import ServeSettings
-from triton_backend.serving.liveness.processes import thread_states
+from triton_backend.serving.liveness.threads import thread_states
 
 HTTP_OK = 200
 NO_ANSWER = 0

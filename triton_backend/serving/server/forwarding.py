@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from triton_backend.runtimes.clock import Clock
 from triton_backend.serving.front.pending import MAX_TIMEOUT_US, full, unreadable
 from triton_backend.serving.front.replies import Refusal
-from triton_backend.serving.liveness.processes import DEAD_BY_NOW_US
+from triton_backend.serving.liveness.limits import DEAD_BY_NOW_US
 
 AT_ONCE = 64  # requests of one model that are asked at a time; others wait
 _LOOK_SECONDS = 0.2

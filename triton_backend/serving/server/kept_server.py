@@ -20,7 +20,8 @@ from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serve_folder.state import one_server_runs
-from triton_backend.serving.liveness.processes import ExitWatch, StubWatch, compiling, stub_files
+from triton_backend.serving.liveness.ends import ExitWatch
+from triton_backend.serving.liveness.stubs import StubWatch, compiling, stub_files
 from triton_backend.serving.server.api import (
     HTTP_OK,
     PROBE_TIMEOUT_SECONDS,

@@ -8,7 +8,8 @@ from pathlib import Path
 from subprocess import Popen
 
 from triton_backend.serve_folder.state import command_line
-from triton_backend.serving.liveness.processes import ExitWatch, is_alive
+from triton_backend.serving.liveness.ends import ExitWatch
+from triton_backend.serving.liveness.threads import is_alive
 from triton_backend.serving.transport.sched_tuning import restore_priority
 
 WATCH_SECONDS = 0.2

@@ -38,7 +38,8 @@ from triton_backend.serving.front.group import FrontGroup
 from triton_backend.serving.front.pending import CUT_PARAMETER, MAX_TIMEOUT_US
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.gateway.offload import Offload, PlanReader
-from triton_backend.serving.liveness.processes import StubHeartbeat, end_with, parent_named
+from triton_backend.serving.liveness.ends import end_with, parent_named
+from triton_backend.serving.liveness.stubs import StubHeartbeat
 from triton_backend.serving.server.forwarding import Forwarding
 from triton_backend.serving.server.metrics import (
     Publisher,

@@ -26,13 +26,8 @@ from triton_backend.runtimes.clock import Clock, SystemClock
 from triton_backend.serve_folder.repository import read_node_generations
 from triton_backend.serve_folder.settings import OVERLAP, ServeSettings
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.liveness.processes import (
-    HealthBoard,
-    HealthRow,
-    OwnerWatch,
-    end_with_parent,
-    name_process,
-)
+from triton_backend.serving.liveness.ends import OwnerWatch, end_with_parent, name_process
+from triton_backend.serving.liveness.workers import HealthBoard, HealthRow
 from triton_backend.serving.transport.authentication import transport_key
 from triton_backend.serving.transport.channel import Channels
 from triton_backend.serving.transport.connection import CloseReason, Connection

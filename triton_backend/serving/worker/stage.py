@@ -33,7 +33,7 @@ from triton_backend.runtimes.python_step.package import check_named
 from triton_backend.runtimes.registry import load_runtime
 from triton_backend.serve_folder.settings import OVERLAP
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.liveness.processes import HealthRow
+from triton_backend.serving.liveness.workers import HealthRow
 from triton_backend.serving.transport.shared_memory import Arrays, Segment
 from triton_backend.serving.worker.on_demand import OnDemandRuntime, Residents
 from triton_backend.serving.worker.queue import TaggedPlace

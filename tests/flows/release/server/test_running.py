@@ -41,7 +41,7 @@ from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import CONTROL_MODEL, node_model, render_repository
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.front.quotas import BURST_REQUESTS
-from triton_backend.serving.liveness.processes import is_alive
+from triton_backend.serving.liveness.threads import is_alive
 
 pytestmark = pytest.mark.slow
 CLIENTS = {"grpc": grpc_client, "http": http_client}

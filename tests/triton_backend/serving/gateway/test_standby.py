@@ -24,7 +24,7 @@ from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.gateway.peers.addresses import StandbyAddress, WorkerAddress
 from triton_backend.serving.gateway.service import NotActiveError, SchedulerService
 from triton_backend.serving.gateway.standby import COURTESY_US, SEAT_NAME, SchedulerLock, Standby
-from triton_backend.serving.liveness.processes import SILENT_US
+from triton_backend.serving.liveness.limits import SILENT_US
 from triton_backend.serving.transport.connection import CloseReason, Connection
 from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.transport.wire import (

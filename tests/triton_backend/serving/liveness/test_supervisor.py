@@ -32,7 +32,6 @@ from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.gateway.event_log import read_events
 from triton_backend.serving.gateway.peers.addresses import WorkerAddress
 from triton_backend.serving.liveness.pace import FEWEST_PROBES, LAST_MOVES
-from triton_backend.serving.liveness.processes import ThreadUse
 from triton_backend.serving.liveness.supervisor import (
     FIRST_REST_US,
     GOOD_AFTER_US,
@@ -44,6 +43,7 @@ from triton_backend.serving.liveness.supervisor import (
     Order,
     Quarantine,
 )
+from triton_backend.serving.liveness.threads import ThreadUse
 from triton_backend.serving.transport.wire import Kind, TimesBody
 from triton_backend.serving.worker import output
 from triton_backend.serving.worker.process import StageWorker, health_row

@@ -21,7 +21,8 @@ from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.repository import node_generations_file, render_node_generations
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.liveness.processes import HealthBoard, HealthWatch, is_alive
+from triton_backend.serving.liveness.threads import is_alive
+from triton_backend.serving.liveness.workers import HealthBoard, HealthWatch
 from triton_backend.serving.node import node as node_module
 from triton_backend.serving.node.node import Node
 from triton_backend.serving.server.metrics import node_values

@@ -9,7 +9,7 @@ import pytest
 from tests.fakes.clock import VirtualClock
 from tests.triton_backend.serving.system import wait_for
 from triton_backend.serving.front.replies import Refusal
-from triton_backend.serving.liveness.processes import DEAD_BY_NOW_US
+from triton_backend.serving.liveness.limits import DEAD_BY_NOW_US
 from triton_backend.serving.server.forwarding import AT_ONCE, Forwarding
 
 NO_UTF8 = -2  # the request whose text cannot be read

@@ -14,7 +14,7 @@ from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.errors import PoolPipeError
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.endpoints import Endpoints
-from triton_backend.serving.liveness.processes import COMPILE_LIMIT_US, StubLook
+from triton_backend.serving.liveness.stubs import COMPILE_LIMIT_US, StubLook
 from triton_backend.serving.server import kept_server
 from triton_backend.serving.server.kept_server import KeptServer
 

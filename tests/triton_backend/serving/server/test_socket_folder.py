@@ -18,7 +18,7 @@ from tests.triton_backend.serving.system import wait_for
 from triton_backend.serve_folder.endpoints import Endpoints
 from triton_backend.serve_folder.repository import render_repository
 from triton_backend.serve_folder.settings import ServeOptions
-from triton_backend.serving.liveness.processes import is_alive
+from triton_backend.serving.liveness.threads import is_alive
 from triton_backend.serving.server.socket_folder import hold, note_environments, remove_abandoned
 from triton_backend.serving.transport.shared_memory import SHARED_FOLDER
 

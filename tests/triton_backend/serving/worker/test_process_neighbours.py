@@ -14,7 +14,7 @@ from triton_backend.runtimes.emulated import EmulatedRuntime
 from triton_backend.runtimes.stage_tensors import complete_tensors
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.liveness.processes import HealthBoard
+from triton_backend.serving.liveness.workers import HealthBoard
 from triton_backend.serving.worker.process import Neighbours, health_row
 from triton_backend.serving.worker.scheduler_link import GatewayTime
 from triton_backend.serving.worker.stage import LoadedStages, open_runtimes

@@ -20,7 +20,7 @@ from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.base import REFUSED, REFUSED_BYTES
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.settings import ServeOptions
-from triton_backend.serving.liveness.processes import HealthRow
+from triton_backend.serving.liveness.workers import HealthRow
 from triton_backend.serving.worker.scheduler_link import GatewayTime
 from triton_backend.serving.worker.stage import LoadedStages, open_runtimes
 

@@ -23,7 +23,7 @@ from triton_backend.serving.gateway.batches.shared import SharedBatches
 from triton_backend.serving.gateway.counters import GatewayCounters
 from triton_backend.serving.gateway.peers.addresses import Address, Send, WorkerAddress
 from triton_backend.serving.gateway.peers.fronts import Fronts
-from triton_backend.serving.liveness.processes import written_until_us
+from triton_backend.serving.liveness.limits import written_until_us
 from triton_backend.serving.transport.wire import (
     LOCALS,
     RETAINED,

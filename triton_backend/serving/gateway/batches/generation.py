@@ -11,8 +11,8 @@ from triton_backend.serving.gateway.counters import GatewayCounters
 from triton_backend.serving.gateway.loads import loads_of
 from triton_backend.serving.gateway.peers.addresses import WorkerAddress
 from triton_backend.serving.gateway.pool_use import AskedRates, PoolUse
-from triton_backend.serving.liveness.processes import ThreadUse
 from triton_backend.serving.liveness.supervisor import WorkerSupervisor
+from triton_backend.serving.liveness.threads import ThreadUse
 
 ThreadsOf = Callable[[WorkerAddress], Mapping[int, ThreadUse]]
 """The threads of a worker's process now (`WorkerSupervisor`)."""

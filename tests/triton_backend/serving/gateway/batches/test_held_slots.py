@@ -20,7 +20,7 @@ from tests.triton_backend.serving.small_plans import BATCH, plan, two_stage
 from tests.triton_backend.serving.system import deploy
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.gateway.peers.addresses import WorkerAddress
-from triton_backend.serving.liveness.processes import dead_after_us
+from triton_backend.serving.liveness.limits import dead_after_us
 from triton_backend.serving.transport.wire import ArrivalBody, DispatchBody, Kind, parse_header
 
 SHORT_US = 50_000
