@@ -36,7 +36,7 @@ from triton_backend.contract.plan import (
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.shares import share_of_divisor
 from triton_backend.contract.tensors import TensorSpec, total_bytes_per_sample
-from triton_backend.contract.transition import transition
+from triton_backend.contract.transition.memory import transition
 from triton_backend.contract.units import transfer_us
 from triton_backend.contract.workload import ModelDemand, Workload
 

@@ -49,7 +49,7 @@ from triton_backend.contract.events import (
     WorkerLost,
 )
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.transition import inherited_vgpus
+from triton_backend.contract.transition.workers import inherited_vgpus
 from triton_backend.scheduler.compiled import NONE, Records
 from triton_backend.scheduler.handover import check_inherited, first_numbering, hand_over
 from triton_backend.scheduler.invariants import check_invariants

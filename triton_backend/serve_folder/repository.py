@@ -23,7 +23,7 @@ from triton_backend.contract.entries import Entry, shares_of
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.tensors import BYTES, TensorSpec
-from triton_backend.contract.transition import inherited_vgpus
+from triton_backend.contract.transition.workers import inherited_vgpus
 from triton_backend.runtimes.stage_tensors import (
     answering,
     are_variants,

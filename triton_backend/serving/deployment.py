@@ -29,7 +29,7 @@ from triton_backend.contract.plan import (
     VGpu,
 )
 from triton_backend.contract.tensors import TensorSpec
-from triton_backend.contract.transition import MAX_SLOTS, MIN_SLOTS, SlotNeeds, slot_needs
+from triton_backend.contract.transition.workers import MAX_SLOTS, MIN_SLOTS, SlotNeeds, slot_needs
 from triton_backend.runtimes.base import counts_of
 from triton_backend.runtimes.stage_tensors import (
     endpoints,

@@ -10,7 +10,7 @@ import numpy as np
 
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.transition import inherited_vgpus
+from triton_backend.contract.transition.workers import inherited_vgpus
 from triton_backend.contract.units import US_PER_S, s_to_us
 from triton_backend.scheduler.admission import job_work, new_admission, no_admission
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, Records

@@ -57,7 +57,7 @@ from flows.release.server.running import (
 )
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.transition import steps
+from triton_backend.contract.transition.steps import steps
 from triton_backend.contract.units import US_PER_S
 from triton_backend.runtimes.stage_tensors import (
     complete_tensors,

@@ -7,7 +7,8 @@ the process that carries them out.
 from typing import Any
 
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.transition import GpuPeak, steps, transition
+from triton_backend.contract.transition.memory import GpuPeak, transition
+from triton_backend.contract.transition.steps import steps
 from triton_backend.runtimes.stage_tensors import complete_tensors
 
 

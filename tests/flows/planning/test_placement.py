@@ -20,7 +20,7 @@ from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Slot
-from triton_backend.contract.transition import transition
+from triton_backend.contract.transition.memory import transition
 from triton_backend.contract.workload import ModelDemand
 
 PROFILES = {"net": profile(), "other": profile("other", (500, 2000, 500))}

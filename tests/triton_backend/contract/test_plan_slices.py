@@ -11,7 +11,7 @@ from tests.fakes.slices import slice_plan
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan, StageMemory
 from triton_backend.contract.shares import Mig
-from triton_backend.contract.transition import steps
+from triton_backend.contract.transition.steps import steps
 
 GIB = 1 << 30
 

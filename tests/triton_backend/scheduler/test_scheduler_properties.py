@@ -26,7 +26,7 @@ from triton_backend.contract.events import (
     WorkerLost,
 )
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.transition import inherited_vgpus
+from triton_backend.contract.transition.workers import inherited_vgpus
 from triton_backend.scheduler.policies.registry import EARLY_POLICIES, POLICIES
 from triton_backend.scheduler.scheduler import Scheduler
 

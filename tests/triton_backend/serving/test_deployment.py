@@ -7,7 +7,7 @@ import pytest
 from tests.triton_backend.serving.small_plans import model, plan, stage, two_stage
 from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.transition import MAX_SLOTS, MIN_SLOTS
+from triton_backend.contract.transition.workers import MAX_SLOTS, MIN_SLOTS
 from triton_backend.runtimes.stage_tensors import complete_tensors
 from triton_backend.scheduler.measured.guard import MIN_GUARD_US
 from triton_backend.serve_folder.settings import ServeOptions

@@ -21,7 +21,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from triton_backend.contract.errors import PoolPipeError
-from triton_backend.contract.transition import MIN_SLOTS
+from triton_backend.contract.transition.workers import MIN_SLOTS
 from triton_backend.runtimes.clock import Clock, SystemClock
 from triton_backend.serve_folder.repository import read_node_generations
 from triton_backend.serve_folder.settings import OVERLAP, ServeSettings

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from triton_backend.contract.errors import InputError, InvariantError, PoolPipeError
 from triton_backend.contract.plan import Stage, StageRow
 from triton_backend.contract.tensors import TensorSpec
-from triton_backend.contract.transition import StageKey, runs, stage_key
+from triton_backend.contract.transition.workers import StageKey, runs, stage_key
 from triton_backend.runtimes.base import NUMPY_DTYPES, Artifact, Runtime
 from triton_backend.runtimes.clock import Clock
 from triton_backend.runtimes.emulated import (

@@ -18,7 +18,7 @@ from triton_backend.contract.entries import covering
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.shares import percent_of
-from triton_backend.contract.transition import transition
+from triton_backend.contract.transition.memory import transition
 from triton_backend.contract.units import US_PER_S
 from triton_backend.scheduler.compiled import NONE
 from triton_backend.simulator.clients.client import (

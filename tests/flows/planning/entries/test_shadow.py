@@ -13,7 +13,7 @@ from flows.planning.verify.numbers import verify_plan
 from tests.flows.planning.entries.entry_cases import Case, case, entry, made, profile, stages
 from triton_backend.contract.errors import InfeasibleError
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.transition import transition
+from triton_backend.contract.transition.memory import transition
 
 
 def planned(

@@ -55,7 +55,7 @@ from triton_backend.contract.plan import (
     SeatInterference,
     StageMemory,
 )
-from triton_backend.contract.transition import transition
+from triton_backend.contract.transition.memory import transition
 from triton_backend.runtimes.base import MANIFEST_NAME
 from triton_backend.runtimes.stage_tensors import complete_tensors
 from triton_backend.serve_folder.repository import for_clients, render_repository

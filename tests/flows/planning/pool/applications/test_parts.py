@@ -20,7 +20,7 @@ from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile, ProfileKey, ProfileTable
 from triton_backend.contract.shares import SOLO
 from triton_backend.contract.tensors import TensorSpec
-from triton_backend.contract.transition import transition
+from triton_backend.contract.transition.memory import transition
 from triton_backend.contract.workload import Workload
 from triton_backend.simulator.offered import Deterministic
 from triton_backend.simulator.run import simulate

@@ -1,17 +1,13 @@
-"""Effects of a plan change on workers: those that stay, memory meanwhile, steps."""
+"""Workers that go on, start or end over a change, and their slots."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from itertools import combinations, product
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.fakes.on_demand import on_demand_plan
 from tests.fakes.plans import (
-    HandModel,
     Own,
     hand_model,
     hand_pipeline,
@@ -19,39 +15,13 @@ from tests.fakes.plans import (
     hand_stage,
     make_plan,
 )
+from tests.triton_backend.contract.transition.full_gpus import GIB, with_memory
 from triton_backend.contract.cluster import NodeGroup
-from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import PlacementRun, Plan, StageMemory
 from triton_backend.contract.tensors import TensorSpec
-from triton_backend.contract.transition import (
-    Inherited,
-    inherited_vgpus,
-    slot_needs,
-    steps,
-    transition,
-)
-
-GIB = 1 << 30
-ROOM_GIB = 8
-Worker = tuple[str, int, int]  # model, GPU, GiB
-
-
-def with_memory(plan: Plan, memory_gib: float, process_gib: float | None = None) -> Plan:
-    classes = tuple(
-        replace(c, memory_gib=memory_gib, process_memory_gib=process_gib)
-        for c in plan.cluster.gpu_classes
-    )
-    return replace(plan, cluster=replace(plan.cluster, gpu_classes=classes))
-
-
-def test_memory_that_others_hold_is_no_room_for_old_and_new() -> None:
-    one, two = (full_gpus({name: (0,)}, {name: 4}, plan_id=name) for name in ("a", "b"))
-    assert transition(one, two).fits
-    (kind,) = one.cluster.gpu_classes
-    held = replace(one.cluster, gpu_classes=(replace(kind, taken_gib=2.0),))
-    change = transition(replace(one, cluster=held), replace(two, cluster=held))
-    assert not change.fits
-    assert {gpu.memory_gib for gpu in change.gpus} == {ROOM_GIB - 2.0}
+from triton_backend.contract.transition.memory import transition
+from triton_backend.contract.transition.steps import steps
+from triton_backend.contract.transition.workers import Inherited, inherited_vgpus, slot_needs
 
 
 @pytest.mark.parametrize(("latency_us", "slots"), [(10_000, 14), (1_700, 63), (1_600, 64)])
@@ -67,28 +37,6 @@ def test_a_slot_has_room_for_the_inputs_of_the_largest_batch() -> None:
     inputs = (TensorSpec(name="x", dtype="UINT8", shape=(-1, 4_096)),)
     (needs,) = slot_needs(replace(plan, models=(replace(plan.models[0], inputs=inputs),)))
     assert needs.largest_bytes == 2 * 4_096
-
-
-def full_gpus(where: Mapping[str, Sequence[int]], gib: Mapping[str, int], *, plan_id: str) -> Plan:
-    """Models on whole GPUs of one node, a worker of so many GiB on each of theirs."""
-    models: list[HandModel] = []
-    for name, gpus in where.items():
-        pipelines = [
-            hand_pipeline(
-                hand_stage(
-                    (0, 4),
-                    "GPU",
-                    PlacementRun(node=0, gpu=gpu, slot=0),
-                    (10,),
-                    memory=StageMemory(static=gib[name] * GIB, dynamic=0),
-                ),
-                batch=1,
-            )
-            for gpu in gpus
-        ]
-        models.append(hand_model(name, *pipelines, slo_us=100))
-    nodes = [NodeGroup(count=1, gpu_class="GPU", gpus=4, nic_gbps=1.0, name="n")]
-    return with_memory(hand_plan(*models, nodes=nodes, plan_id=plan_id), ROOM_GIB)
 
 
 def test_a_plan_equal_to_the_old_starts_and_ends_nothing() -> None:
@@ -226,93 +174,3 @@ def test_a_worker_ends_where_other_models_are_pinned_beside_those_on_demand(
         change = transition(one, other)
         assert change.inherited == ()
         assert not change.fits  # the room of one and all of the other
-
-
-def test_models_with_another_vgpu_leave_first() -> None:
-    gib = {"x": 6, "y": 5}
-    before = full_gpus({"x": [0], "y": [1, 2]}, gib, plan_id="before")
-    after = full_gpus({"x": [1], "y": [2, 0]}, gib, plan_id="after")
-    found = steps(before, after)
-    assert [plan.plan_id for plan in found] == ["before-after.1", "before-after.2", "after"]
-    assert [workers(plan, gib) for plan in found[:2]] == [
-        {("x", 0, 6), ("y", 2, 5)},
-        {("x", 1, 6), ("y", 2, 5)},
-    ]
-    assert found[0].model("y").throughput_rps == before.model("y").throughput_rps / 2
-
-
-def workers(plan: Plan, gib: Mapping[str, int]) -> set[Worker]:
-    return {
-        (model.name, slot.gpu, gib[model.name])
-        for model, _, _, pool in plan.placed_stages()
-        for slot in pool.slots()
-    }
-
-
-# Against every possible sequence of plans
-
-
-def fewest_steps(before: set[Worker], after: set[Worker]) -> int | None:
-    """By trying all: how many changes lead from one set of workers to the other.
-
-    Between, a model that stays is served by some of its old workers or some of its new ones, and a
-    GPU has one worker; all that is there before and after a change must fit every GPU.
-    """
-    both = {w[0] for w in before} & {w[0] for w in after}
-
-    def parts(model: str) -> Iterable[frozenset[Worker]]:
-        for side in (before, after):
-            own = [w for w in side if w[0] == model]
-            for count in range(model in both, len(own) + 1):
-                yield from map(frozenset, combinations(own, count))
-
-    names = {w[0] for w in before | after}
-    states = {frozenset[Worker]().union(*chosen) for chosen in product(*map(parts, names))}
-    states = {s for s in states if s and max(Counter(w[1] for w in s).values()) == 1}
-
-    def fits(one: frozenset[Worker], other: frozenset[Worker]) -> bool:
-        held: Counter[int] = Counter()
-        for _, gpu, size in one | other:
-            held[gpu] += size
-        return max(held.values()) <= ROOM_GIB
-
-    reached, count = {frozenset(before)}, 0
-    seen = set(reached)
-    while reached:
-        count += 1
-        reached = {s for s in states - seen for one in reached if fits(one, s)}
-        if frozenset(after) in reached:
-            return count
-        seen |= reached
-    return 1 if before == after else None
-
-
-def drawn(draw: np.random.Generator, gpus: int) -> dict[str, list[int]]:
-    free = draw.permutation(gpus).tolist()
-    wanted = {name: int(draw.integers(0, 3)) for name in "xyz"}
-    found = {name: [free.pop() for _ in range(min(n, len(free)))] for name, n in wanted.items()}
-    return {name: gpus for name, gpus in found.items() if gpus} or {"x": [0]}
-
-
-@pytest.mark.long
-def test_steps_fit_and_are_found_wherever_there_are_any() -> None:
-    draw = np.random.default_rng(1)
-    more = refused = 0
-    for case in range(150):
-        gib = {name: int(draw.integers(3, 8)) for name in "xyz"}
-        gpus = 2 + case % 3
-        before = full_gpus(drawn(draw, gpus), gib, plan_id="before")
-        after = full_gpus(drawn(draw, gpus), gib, plan_id="after")
-        fewest = fewest_steps(workers(before, gib), workers(after, gib))
-        if fewest is None:
-            refused += 1
-            with pytest.raises(InputError, match="old and new need"):
-                steps(before, after)
-            continue
-        found = steps(before, after)
-        for one, other in zip((before, *found), found, strict=False):
-            assert transition(one, other).fits, f"case {case}"
-        assert found[-1] is after
-        assert fewest <= len(found) <= fewest + 1, f"case {case}"
-        more += len(found) - fewest
-    assert (more <= 5, refused > 0) == (True, True)
