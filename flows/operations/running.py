@@ -18,7 +18,8 @@ from flows.operations.replanning.autoscale import Follower, follow_live, followe
 from flows.operations.replanning.demands import requests_of
 from flows.operations.replanning.options import AutoscaleOptions, LoopOptions, SteerOptions
 from flows.operations.replanning.rows import counted_rows
-from flows.operations.replanning.steering import Demand, steer_live, steering_of
+from flows.operations.steering.live import steer_live
+from flows.operations.steering.policy import Demand, steering_of
 from flows.planning.promises.attainment import with_attainment
 from flows.release.artifacts import attach_devices
 from flows.release.rollout.generations import plan_in_force

@@ -150,12 +150,8 @@ def show_clients(
     Raises:
         InputError: a file is wrong, or an option does not fit.
     """
-    from flows.operations.replanning.steering import (
-        SteeredRun,
-        SteerTimes,
-        steer_simulated,
-        steering_of,
-    )
+    from flows.operations.steering.policy import steering_of
+    from flows.operations.steering.simulated import SteeredRun, SteerTimes, steer_simulated
 
     clients_file, links_file = asked.files
     clients = read_clients(clients_file, read_links(links_file), _sizes(plan, work))

@@ -31,15 +31,8 @@ from typing import Any
 
 import numpy as np
 
-from flows.operations.replanning.steering import (
-    SteeredRun,
-    Steering,
-    SteerTimes,
-    entries_of,
-    planner_of,
-    steer_simulated,
-    with_entries,
-)
+from flows.operations.steering.policy import Steering, entries_of, planner_of, with_entries
+from flows.operations.steering.simulated import SteeredRun, SteerTimes, steer_simulated
 from flows.planning import PlanOptions, make_plan
 from flows.planning.entries import AS_LISTED
 from flows.planning.registry import Inputs

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from flows.operations.replanning.planner import options_of
-from flows.operations.replanning.steering import Demand
+from flows.operations.steering.policy import Demand
 from flows.planning import make_plan
 from triton_backend.client.decide import Cut, Link, decide
 from triton_backend.contract.entries import Entry

@@ -1,172 +1,21 @@
-"""When steering makes another plan, for what, and what clients get of it in the closed loop."""
+"""A running system whose plans follow what is announced and what comes in."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import pytest
 
-from flows.operations.replanning.steering import (
-    CutsGuide,
+from flows.operations.steering.live import CutsGuide, announced_rps, excess_demand, steer_live
+from flows.operations.steering.policy import (
     Demand,
-    SteeredRun,
     Steering,
-    SteerTimes,
-    announced_rps,
     entries_of,
     entry_of,
-    excess_demand,
-    planner_of,
-    steer_live,
-    steer_simulated,
     with_entries,
 )
-from flows.planning import PlanOptions, make_plan
-from tests.flows.planning.entries.entry_cases import Case, cluster, entry, made, profile
-from triton_backend.client.link import Trace
-from triton_backend.contract.errors import InfeasibleError, PoolPipeError
+from tests.flows.operations.steering.steered import MS, PROBLEM, demand, own_entries, steered
+from triton_backend.contract.errors import PoolPipeError
 from triton_backend.contract.plan import Plan
-from triton_backend.contract.workload import LEAST_RPS
-from triton_backend.simulator.clients.client import ClientSpec
-from triton_backend.simulator.clients.closed_loop import percents
-from triton_backend.simulator.scenario import SimOptions
-
-MS = 1_000
-PROBLEM = made(profile(7), [entry("first", 0, 60, 30)])
-
-
-def steered(problem: Case = PROBLEM, **own: Any) -> Steering:
-    options = PlanOptions(planner="graft", objective="share", own={"shadow_rps": 60.0} | own)
-    plan = make_plan(problem.profiles, problem.cluster, problem.workload, options)
-    return Steering(planner=planner_of(problem.profiles, problem.cluster, options), in_force=plan)
-
-
-def demand(block: int, budget_ms: float, rate_rps: float) -> Demand:
-    return Demand("net", block, round(budget_ms * MS), rate_rps)
-
-
-def own_entries(plan: Plan) -> list[tuple[int, float]]:
-    return [(e.block, round(e.rate_rps, 6)) for e in plan.workload.models[0].entries]
-
-
-def test_demands_of_one_cut_and_nearly_one_budget_are_one_entry_with_headroom() -> None:
-    found = entries_of([demand(1, 60, 10), demand(1, 61, 20), demand(1, 20, 5), demand(2, 60, 1)])
-    entries = found["net"]
-    assert [(e.block, round(e.rate_rps, 6)) for e in entries] == [(1, 5.5), (1, 33.0), (2, 1.1)]
-    for one, asked in zip(entries, (20, 60, 60), strict=True):
-        assert asked / 1.2 * MS - 1 <= one.budget_us <= asked * MS
-    last = entries[-1].budget_us
-    assert entries_of([demand(1, last / MS, 1)])["net"][0].budget_us == last
-
-
-def test_a_plan_follows_at_once_for_more_and_for_a_new_cut_and_rests_a_second() -> None:
-    steering = steered()
-    assert steering.next_plan([demand(0, 60, 30)], 0.0) is None
-    moved = steering.next_plan([demand(0, 60, 30), demand(2, 60, 10)], 0.5)
-    assert moved is not None
-    assert own_entries(moved) == [(0, 33.0), (2, 11.0)]
-    assert steering.next_plan([demand(0, 60, 90)], 1.4) is None  # too soon
-    more = steering.next_plan([demand(0, 60, 90)], 1.5)
-    assert more is not None
-    assert own_entries(more) == [(0, 99.0)]
-    assert steering.next_plan([demand(0, 60, 98)], 3.0) is None  # within the headroom
-    assert steering.next_plan([demand(0, 70, 90)], 4.0) is None  # tighter pools serve it
-
-
-def test_a_plan_that_would_save_follows_after_half_a_minute_of_that() -> None:
-    steering = steered()
-    high = steering.next_plan([demand(0, 12, 400)], 0.0)
-    assert high is not None
-    for second in range(5, 30, 5):
-        assert steering.next_plan([demand(0, 12, 20)], second) is None
-    assert steering.next_plan([demand(0, 12, 400)], 30.0) is None  # it would not have saved
-    for second in range(35, 75, 5):  # a demand is kept for ten seconds
-        assert steering.next_plan([demand(0, 12, 20)], second) is None
-    low = steering.next_plan([demand(0, 12, 20)], 75.0)
-    assert low is not None
-    assert percents(low) < 0.85 * percents(high)
-
-
-def test_clients_that_were_away_for_seconds_are_planned_for_but_nobody_twice() -> None:
-    """Of 30 requests/s a third goes to another cut, and back.
-
-    Both cuts are kept, but not more than came at once.
-    """
-    steering = steered()
-    assert steering.next_plan([demand(0, 60, 20), demand(2, 60, 10)], 0.0) is not None
-    moved = steering.next_plan([demand(0, 60, 10), demand(2, 60, 20)], 5.0)
-    assert moved is not None
-    assert own_entries(moved) == [(0, 11.0), (2, 22.0)]
-    fewer = steering.next_plan([demand(2, 60, 23)], 9.0)
-    assert fewer is not None
-    assert own_entries(fewer) == [(0, 7.7), (2, 25.3)]
-    later = steering.next_plan([demand(2, 60, 28)], 20.0)
-    assert later is not None
-    assert own_entries(later) == [(2, 30.8)]
-
-
-def test_who_cannot_have_a_pool_of_their_own_is_left_to_the_shadow_pool() -> None:
-    steering = steered()
-    plan = steering.next_plan([demand(0, 0.5, 30), demand(1, 60, 30)], 0.0)
-    assert plan is not None
-    assert own_entries(plan) == [(1, 33.0)]
-    assert steering.next_plan([demand(0, 0.5, 30), demand(1, 60, 30)], 5.0) is None
-
-
-def test_a_model_that_nobody_asks_for_keeps_an_entry_of_hardly_any_rate() -> None:
-    (model,) = with_entries(PROBLEM.workload, {}).models
-    assert [(e.name, e.rate_rps) for e in model.entries] == [("idle", LEAST_RPS)]
-
-
-def test_a_cluster_that_is_too_small_is_said() -> None:
-    small = replace(PROBLEM, cluster=cluster(gpus=1))
-    with pytest.raises(InfeasibleError, match=r"gpu_classes\.G"):
-        steered(small).next_plan([demand(0, 60, 50_000)], 0.0)
-
-
-def clients() -> list[ClientSpec]:
-    """A client that sends the input over a fast link, and block 2 over a slow one."""
-    traces = [Trace([(0.0, 200.0), (8.0, 12.0)]), Trace([(0.0, 12.0), (8.0, 200.0)])]
-    return [
-        ClientSpec(
-            name=f"c{n}",
-            model="net",
-            fps=20.0,
-            slo_us=120 * MS,
-            heads_us=(0, 30 * MS, 45 * MS, 250 * MS),
-            upload_bytes=(200_000, 150_000, 8_000),
-            trace=traces[n % 2],
-        )
-        for n in range(4)
-    ]
-
-
-def ran(steering: Steering | None, plan: Plan, who: Sequence[ClientSpec]) -> dict[str, Any]:
-    options, times = SimOptions(duration_s=20.0), SteerTimes(plan_s=0.1, start_s=0.5)
-    loop, changes, why = steer_simulated(plan, who, options, steering, times, lambda _: None)
-    run = SteeredRun(loop=loop, steering=steering, changes=changes, unsteered=why)
-    return run.to_dict()
-
-
-@pytest.mark.long
-def test_steered_clients_are_served_wherever_they_cut_in_the_closed_loop() -> None:
-    steering = steered()
-    found = ran(steering, steering.in_force, clients())
-    assert found["changes"] >= 2
-    assert found["attainment_reached"] >= 0.99
-    assert found["accepted_and_late"] == 0
-    assert found["unsteered"] == []
-    assert {cut for c in found["clients"].values() for cut in c["cuts"]} >= {"0", "2"}
-    assert own_entries(steering.in_force)[0][0] in (0, 2)
-
-
-def test_without_steering_the_plan_stays() -> None:
-    plan = steered(shadow_rps=0.0).in_force
-    found = ran(None, plan, clients())
-    assert found["changes"] == 0
-    assert found["mean_percent"] == pytest.approx(percents(plan))
-    assert all(set(c["cuts"]) <= {"0", "3"} for c in found["clients"].values())
 
 
 @dataclass(slots=True)
