@@ -12,8 +12,8 @@ from flows.operations.steering.policy import (
     WATCH_S,
     Demand,
     Steering,
-    kind_of,
     entry_of,
+    kind_of,
 )
 from triton_backend.contract.errors import InfeasibleError, InputError, PoolPipeError
 from triton_backend.contract.plan import Plan

@@ -106,7 +106,12 @@ def test_all_values_are_checked_before_one_is_planned(
     monkeypatch: pytest.MonkeyPatch, vary: str, values: list[float]
 ) -> None:
     planned: list[object] = []
-    monkeypatch.setattr(sweep, "make_plan", lambda *_args, **_named: planned.append(1))
+
+    def plan(*asked: object, **_: object) -> None:
+        planned.append(asked)
+        raise InfeasibleError("net", "seen")
+
+    monkeypatch.setattr(sweep, "make_plan", plan)
     with pytest.raises(InputError, match="is not"):
         what_if(SITUATION, vary, values)
     assert planned == []

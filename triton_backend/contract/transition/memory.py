@@ -18,10 +18,10 @@ from triton_backend.contract.transition.workers import (
     Inherited,
     Place,
     StageKey,
-    on_demand,
     contents,
     inherited_vgpus,
     missing,
+    on_demand,
     places,
 )
 

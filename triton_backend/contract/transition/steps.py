@@ -20,8 +20,8 @@ from triton_backend.contract.shares import share_text
 from triton_backend.contract.transition.memory import (
     GpuPeak,
     gpu_memories_gib,
-    worker_sizes_gib,
     transition,
+    worker_sizes_gib,
 )
 from triton_backend.contract.transition.workers import places
 from triton_backend.contract.workload import Workload

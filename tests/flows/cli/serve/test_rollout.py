@@ -6,7 +6,7 @@ import pytest
 from flows.files import read_plan, write_plan
 from flows.release.rollout import change
 from tests.flows.cli.conftest import WAREHOUSE, Command, giving
-from tests.triton_backend.contract.test_transition import full_gpus
+from tests.triton_backend.contract.transition.full_gpus import full_gpus
 from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 from warehouse.db import open_warehouse
 from warehouse.observations import Rollout, begin_rollout

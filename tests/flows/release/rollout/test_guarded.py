@@ -19,7 +19,7 @@ from flows.system_metrics import Metrics, MetricsError, parse_metrics
 from flows.workspace import Workspace
 from tests.fakes.plans import two_stages
 from tests.flows.release.rollout.test_canary import of_stages, verified
-from tests.triton_backend.contract.test_transition import full_gpus
+from tests.triton_backend.contract.transition.full_gpus import full_gpus
 from tests.triton_backend.serving.artifacts import affine
 from tests.triton_backend.serving.small_plans import plan
 from triton_backend.contract.plan import Plan

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from flows.release.rollout.preview import preview
-from tests.triton_backend.contract.test_transition import GIB, full_gpus
+from tests.triton_backend.contract.transition.full_gpus import GIB, full_gpus
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.stage_tensors import complete_tensors
 
