@@ -1,4 +1,4 @@
-"""What clients get of steering in the closed loop."""
+"""Clients that are steered, and that are not, in the closed loop."""
 
 from collections.abc import Sequence
 from typing import Any
