@@ -420,7 +420,7 @@ PLOTS: Mapping[str, Plot] = {
     "rival": Plot(
         area="scheduling",
         text="Lines: share of requests in time against rate, tuned Triton and PoolPipe, both "
-        "served here, each beside its simulation",
+        "served here, each beside its simulation, whose runs last 10 % longer",
         draw=rival,
         size=(10.0, 3.0),
     ),
