@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from flows.files import read_plan, write_plan
-from flows.release.rollout import change
+from flows.release.rollout import generations
 from tests.flows.cli.conftest import WAREHOUSE, Command, giving
 from tests.triton_backend.contract.transition.full_gpus import full_gpus
 from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
@@ -101,7 +101,7 @@ def test_a_dry_run_of_a_canary_is_of_the_gateways_that_serve(
     in_force = read_plan(Path("before.json"))
     options = ServeOptions(gateways=2, standby=True)
     settings = ServeSettings.begin(Path("serve"), in_force, options)
-    monkeypatch.setattr(change, "plan_in_force", giving(in_force))
+    monkeypatch.setattr(generations, "plan_in_force", giving(in_force))
     monkeypatch.setattr(ServeSettings, "read", giving(settings))
     refused = poolpipe("rollout", "after.json", "--dry-run", "--canary", "10")
     assert refused.code == 2
