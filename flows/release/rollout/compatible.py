@@ -9,6 +9,10 @@ from triton_backend.serve_folder.names import VARIANT_OUTPUT
 from triton_backend.serve_folder.repository import Declared, declared
 
 RENAME = "give it another name"
+SHADOW = (
+    "a rollout cannot open or close a cut of a model with entries; a plan with --shadow-rps has all"
+    " open: stop and serve one"
+)
 
 
 def check_tensors(model: ModelPlan, new: Plan) -> None:
@@ -25,7 +29,8 @@ def check_tensors(model: ModelPlan, new: Plan) -> None:
         ):
             raise InputError(
                 f"plan {new.plan_id}, model {model.name!r}",
-                f"has other inputs or outputs than the plan being served; {RENAME}",
+                "has other inputs or outputs than the plan being served; "
+                + (SHADOW if model.entries and other.entries else RENAME),
             )
 
 
