@@ -34,6 +34,29 @@ def check_tensors(model: ModelPlan, new: Plan) -> None:
             )
 
 
+def check_artifacts(old: Plan, new: Plan) -> None:
+    """Refuse a plan that would emulate a model whose stages compute answers now.
+
+    A stage without an artifact returns dummy outputs, with which clients could do nothing.
+
+    Raises:
+        InputError: a stage of such a model has no artifact.
+    """
+    computed = {
+        m.name for m in old.models if any(s.artifact for p in m.pipelines for s in p.stages)
+    }
+    for model in new.models:
+        for stage in (s for p in model.pipelines for s in p.stages):
+            if stage.artifact is None and model.name in computed:
+                first, last = stage.blocks
+                raise InputError(
+                    f"plan {new.plan_id}, model {model.name!r}",
+                    f"blocks {first} to {last - 1} are not built, so that dummy outputs would follow"
+                    " computed ones; build them: `poolpipe engines`, or plan, steer and autoscale"
+                    " with a --cluster that states runtimes",
+                )
+
+
 def check_names(old: Plan, new: Plan) -> None:
     """Check that a rollout can change what answers for each name that stays.
 
