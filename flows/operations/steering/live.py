@@ -267,8 +267,8 @@ def steer_live(
     """
     for name in models_with_closed_cuts(steering.in_force):
         say(
-            f"note: {name}: no shadow pool (plan --shadow-rps), so no plan that opens or closes a cut"
-            " can follow"
+            f"note: {name}: no shadow pool (plan --shadow-rps), so no plan that opens or closes a"
+            " cut can follow"
         )
     system.wait(0.0)
     guide = CutsGuide(steering=steering, system=system, steering_of=steering_of)

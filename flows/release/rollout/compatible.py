@@ -51,9 +51,9 @@ def check_artifacts(old: Plan, new: Plan) -> None:
                 first, last = stage.blocks
                 raise InputError(
                     f"plan {new.plan_id}, model {model.name!r}",
-                    f"blocks {first} to {last - 1} are not built, so that dummy outputs would follow"
-                    " computed ones; build them: `poolpipe engines`, or plan, steer and autoscale"
-                    " with a --cluster that states runtimes",
+                    f"blocks {first} to {last - 1} are not built, so that dummy outputs would"
+                    " follow computed ones; build them: `poolpipe engines`, or plan, steer and"
+                    " autoscale with a --cluster that states runtimes",
                 )
 
 

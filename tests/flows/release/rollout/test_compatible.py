@@ -47,7 +47,9 @@ def entered(block: int) -> Plan:
 def test_a_cut_that_no_rollout_can_open_is_refused_with_what_opens_all() -> None:
     first, moved = entered(0), entered(1)
     check_tensors(first.models[0], first)
-    with pytest.raises(InputError, match="cannot open or close a cut .* --shadow-rps has all open"):
+    with pytest.raises(
+        InputError, match=r"cannot open or close a cut .* --shadow-rps has all open"
+    ):
         check_tensors(first.models[0], moved)
 
 
@@ -60,7 +62,7 @@ def test_a_model_that_is_computed_is_not_followed_by_dummy_outputs() -> None:
     computed = replace(emulated, models=(built,))
     for old, new in ((emulated, computed), (computed, computed), (emulated, emulated)):
         check_artifacts(old, new)
-    with pytest.raises(InputError, match="model 'm': blocks 0 to 9 are not built, .*--cluster"):
+    with pytest.raises(InputError, match=r"model 'm': blocks 0 to 9 are not built, .*--cluster"):
         check_artifacts(computed, emulated)
 
 
