@@ -90,7 +90,14 @@ def read_heads(folder: Path) -> Heads:
         models, splits = ({row[name] for row in rows} for name in ("model", "split"))
     except OSError as error:
         raise ClientError(str(path), f"cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,  # Infinity as an integer
+        RecursionError,  # lists within lists without end
+    ) as error:
         raise ClientError(
             str(path), f"not written by `poolpipe heads export`: {error!r}"
         ) from error
@@ -99,6 +106,9 @@ def read_heads(folder: Path) -> Heads:
     if len(models) > 1 or len(splits) > 1:
         raise ClientError(str(path), f"several models or splits: {sorted(models | splits)}")
     for cut in cuts:
+        for field, time_us in (("head_us", cut.head_us), ("tail_us", cut.tail_us)):
+            if time_us is not None and time_us < 0:
+                raise ClientError(str(path), f"block {cut.block}: {field} {time_us} is no time")
         if (cut.file is None) != (cut.block == 0) or (cut.file and not cut.file.is_file()):
             raise ClientError(str(path), f"block {cut.block}: its file {cut.file} is not there")
     return Heads(folder=folder, model=models.pop(), split=splits.pop(), cuts=cuts)
@@ -109,11 +119,19 @@ def _head(folder: Path, row: Mapping[str, Any]) -> Head:
         block=int(row["block"]),
         file=None if row["file"] is None else folder / row["file"],
         tensors=tuple(
-            Tensor(name=t["name"], dtype=t["dtype"], shape=tuple(map(int, t["shape"][1:])))
+            Tensor(
+                name=t["name"], dtype=_datatype(t["dtype"]), shape=tuple(map(int, t["shape"][1:]))
+            )
             for t in row["tensors"]
         ),
         **{n: None if row[n] is None else int(row[n]) for n in ("head_us", "tail_us")},
     )
+
+
+def _datatype(name: str) -> str:
+    if triton_to_np_dtype(name) is None:
+        raise ValueError(f"{name!r} is no datatype")
+    return name
 
 
 def write_times(folder: Path, heads_us: Sequence[int]) -> None:

@@ -26,6 +26,7 @@ PROBE_MODEL = "poolpipe_probe"
 OFFLOAD_MODEL = "poolpipe_offload"
 CLOSED = "closed"
 PATIENCE_S = 2.0
+PORTS = 65_535
 CLOSED_STATUS = frozenset({"StatusCode.INVALID_ARGUMENT", "400"})
 ROUND_TRIPS = 5
 
@@ -82,6 +83,13 @@ class Lease:
     closed: bool
 
 
+def _has_port(address: str) -> bool:
+    """True for HOST:PORT; a path may follow it."""
+    host, _, port = address.partition("/")[0].rpartition(":")
+    digits = port.isascii() and port.isdigit() and len(port) <= len(str(PORTS))
+    return host not in ("", ":") and digits and 0 < int(port) <= PORTS
+
+
 class Server:
     """One endpoint and one model; made and used in one event loop.
 
@@ -92,7 +100,7 @@ class Server:
 
     def __init__(self, url: str, heads: Heads) -> None:
         protocol, _, address = url.rpartition("://")
-        if protocol not in ("", "grpc", "http") or ":" not in address:
+        if protocol not in ("", "grpc", "http") or not _has_port(address):
             raise ClientError(f"--url {url}", "not HOST:PORT (gRPC) or http://HOST:PORT")
         self._module: Any = importlib.import_module(f"tritonclient.{protocol or 'grpc'}.aio")
         # Of gRPC's client a keyword of its own; of HTTP's nothing but the wait around the call.

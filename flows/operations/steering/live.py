@@ -234,6 +234,20 @@ def excess_demand(
     return found
 
 
+def models_with_closed_cuts(plan: Plan) -> list[str]:
+    """Models with entries, but without a pool that runs every tail.
+
+    Triton declares the tensors of open cuts when it loads a model, so that those stay.
+    """
+    anywhere = {pool.name for pool in plan.pools if pool.starts_anywhere}
+    return [
+        model.name
+        for model in plan.models
+        if model.entries
+        and not any(stage.pool in anywhere for one in model.pipelines for stage in one.stages)
+    ]
+
+
 def steer_live(
     steering: Steering,
     system: SteeredSystem,
@@ -251,6 +265,11 @@ def steer_live(
     Raises:
         InputError: nothing is being served.
     """
+    for name in models_with_closed_cuts(steering.in_force):
+        say(
+            f"note: {name}: no shadow pool (plan --shadow-rps), so no plan that opens or closes a"
+            " cut can follow"
+        )
     system.wait(0.0)
     guide = CutsGuide(steering=steering, system=system, steering_of=steering_of)
     bring_plans(guide, system, say, decisions=decisions, advisory=advisory, over=over)

@@ -9,6 +9,10 @@ from triton_backend.serve_folder.names import VARIANT_OUTPUT
 from triton_backend.serve_folder.repository import Declared, declared
 
 RENAME = "give it another name"
+SHADOW = (
+    "a rollout cannot open or close a cut of a model with entries; a plan with --shadow-rps has all"
+    " open: stop and serve one"
+)
 
 
 def check_tensors(model: ModelPlan, new: Plan) -> None:
@@ -25,8 +29,32 @@ def check_tensors(model: ModelPlan, new: Plan) -> None:
         ):
             raise InputError(
                 f"plan {new.plan_id}, model {model.name!r}",
-                f"has other inputs or outputs than the plan being served; {RENAME}",
+                "has other inputs or outputs than the plan being served; "
+                + (SHADOW if model.entries and other.entries else RENAME),
             )
+
+
+def check_artifacts(old: Plan, new: Plan) -> None:
+    """Refuse a plan that would emulate a model whose stages compute answers now.
+
+    A stage without an artifact returns dummy outputs, with which clients could do nothing.
+
+    Raises:
+        InputError: a stage of such a model has no artifact.
+    """
+    computed = {
+        m.name for m in old.models if any(s.artifact for p in m.pipelines for s in p.stages)
+    }
+    for model in new.models:
+        for stage in (s for p in model.pipelines for s in p.stages):
+            if stage.artifact is None and model.name in computed:
+                first, last = stage.blocks
+                raise InputError(
+                    f"plan {new.plan_id}, model {model.name!r}",
+                    f"blocks {first} to {last - 1} are not built, so that dummy outputs would"
+                    " follow computed ones; build them: `poolpipe engines`, or plan, steer and"
+                    " autoscale with a --cluster that states runtimes",
+                )
 
 
 def check_names(old: Plan, new: Plan) -> None:

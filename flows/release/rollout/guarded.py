@@ -24,6 +24,7 @@ from flows.planning.verify.numbers import verify_plan
 from flows.progress import Say, quiet
 from flows.release.rollout.canary import canary_plans, look_before, watch_canary
 from flows.release.rollout.change import AS_USUAL, StepDone, change_plan, finish_or_undo_change
+from flows.release.rollout.compatible import check_artifacts
 from flows.release.rollout.generations import (
     is_same_plan,
     plan_before_canary,
@@ -83,8 +84,18 @@ def roll_out(
         return _roll_out(work, plan, options, say)
 
 
-def _roll_out(work: Workspace, plan: Plan, options: RolloutOptions, say: Say) -> RolloutResult:
-    """Under the lock."""
+def _roll_out(
+    work: Workspace,
+    plan: Plan,
+    options: RolloutOptions,
+    say: Say,
+    *,
+    may_emulate: bool = False,
+) -> RolloutResult:
+    """Under the lock.
+
+    With `may_emulate` dummy outputs may follow computed answers, as they came before them.
+    """
     settled = not work.state.rollout_under_way.exists()
     if settled and is_same_plan(plan_in_force(work.state.serve), plan):
         return _nothing_to_do(plan)
@@ -92,6 +103,8 @@ def _roll_out(work: Workspace, plan: Plan, options: RolloutOptions, say: Say) ->
     if is_same_plan(in_force, plan):
         return _nothing_to_do(plan)
     check_plan(work, plan)
+    if not may_emulate:
+        check_artifacts(in_force, plan)
     settings = ServeSettings.read(work.state.serve / SETTINGS_NAME)
     check_beside(settings, plan)
     canaries = canary_plans(in_force, plan, options, settings.gateways)
@@ -249,7 +262,7 @@ def roll_back(work: Workspace, options: RolloutOptions, say: Say = quiet) -> Rol
             raise InputError("rollout --rollback", reason)
         if served is not None and not is_same_plan(former, served):
             former = served
-        return _roll_out(work, former, options, say)
+        return _roll_out(work, former, options, say, may_emulate=True)
 
 
 def finish_interrupted(work: Workspace, say: Say = quiet) -> Plan:

@@ -49,6 +49,13 @@ def complaint(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         ({"split": "t"}, "several models or splits: ['m', 's', 't']"),
         ({"file": "none.onnx"}, "block 1: its file"),
         ({"tensors": None}, "not written by `poolpipe heads export`"),
+        ({"block": float("inf")}, "not written by `poolpipe heads export`: OverflowError"),
+        ({"head_us": -5}, "block 1: head_us -5 is no time"),
+        ({"tail_us": -1}, "block 1: tail_us -1 is no time"),
+        (
+            {"tensors": [{"name": "y", "dtype": "FP8", "shape": [-1, 3]}]},
+            "not written by `poolpipe heads export`: ValueError(\"'FP8' is no datatype\")",
+        ),
         ({"head_us": None}, "head_us of block 1 is not known: `poolpipe-client measure`"),
         ({}, "0-1.onnx: "),  # onnxruntime's own words
     ],
@@ -58,6 +65,13 @@ def test_a_folder_that_cannot_be_used_is_named(
 ) -> None:
     (folder / "cuts.json").write_text(json.dumps([CUTS[0], CUTS[1] | change]))
     assert reason in complaint(capsys, "run", folder, *RUN)
+
+
+def test_cuts_nested_without_end_are_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "cuts.json").write_text("[" * 100_000)
+    assert "cuts.json: not written by" in complaint(capsys, "measure", folder)
 
 
 def test_options_that_make_no_sense_are_named(
@@ -72,6 +86,9 @@ def test_options_that_make_no_sense_are_named(
     for options, reason in (
         (("--link", folder / "none.csv"), "none.csv: cannot be read"),
         (("--url", "nowhere"), "--url nowhere: not HOST:PORT"),
+        (("--url", "::"), "--url ::: not HOST:PORT"),
+        (("--url", "http://host:"), "--url http://host:: not HOST:PORT"),
+        (("--url", "host:99999"), "--url host:99999: not HOST:PORT"),
         (("--input", folder / "none.npy"), "cannot be read"),
         (("--input", folder / "x.npy"), "x is (2, 3), not (1, 3)"),
         (("--input", folder / "x.npz"), "has z, not x"),

@@ -198,3 +198,13 @@ def test_what_comes_in_at_another_entry_of_the_cut_is_planned_for_there() -> Non
     asked = {entry.name: entry.rate_rps for entry in entries_of(guide.demands)["net"]}
     assert asked[entry_of(wide).name] > 1.1 * 30
     assert sum(asked.values()) > 1.1 * 37
+
+
+def test_a_plan_whose_cuts_are_not_all_open_is_named_before_it_is_steered() -> None:
+    said: list[str] = []
+    for shadow_rps in (60.0, 0.0):
+        plan = steered(shadow_rps=shadow_rps)
+        system = FakeSystem([[]], [{("net", "first"): 0}])
+        steer_live(plan, system, said.append, steering_of=never_asked, decisions=1)
+    (note,) = said
+    assert note.startswith("note: net: no shadow pool (plan --shadow-rps), so no plan ")

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from flows.release.rollout.compatible import check_names, check_tensors
+from flows.planning import PlanOptions, make_plan
+from flows.release.rollout.compatible import check_artifacts, check_names, check_tensors
+from tests.flows.planning.entries.entry_cases import entry, made, profile
 from tests.triton_backend.serving.sized_plans import NAME, sized_plan
 from tests.triton_backend.serving.small_plans import model, plan, stage, tensor
 from tests.triton_backend.serving.variant_plans import CHEAP, variant_plan
@@ -30,6 +32,38 @@ def test_clients_know_tensors_by_name_whatever_their_order() -> None:
     for other in (ANSWER[:1], (*ANSWER, tensor("more", 1)), wider):
         with pytest.raises(InputError, match="model 'm': has other inputs or outputs"):
             check_tensors(served, plan(one.replaced(outputs=other)))
+
+
+def entered(block: int) -> Plan:
+    """A plan of clients that cut at one block, whose tensor is named for it."""
+    problem = made(profile(7), [entry("a", block, 60, 30)])
+    options = PlanOptions(planner="graft", objective="share")
+    made_plan = make_plan(problem.profiles, problem.cluster, problem.workload, options)
+    (net,) = made_plan.models
+    opened = tuple(replace(e, inputs=(tensor(f"t{block}", 4),)) for e in net.entries)
+    return replace(made_plan, models=(replace(net, entries=opened),))
+
+
+def test_a_cut_that_no_rollout_can_open_is_refused_with_what_opens_all() -> None:
+    first, moved = entered(0), entered(1)
+    check_tensors(first.models[0], first)
+    with pytest.raises(
+        InputError, match=r"cannot open or close a cut .* --shadow-rps has all open"
+    ):
+        check_tensors(first.models[0], moved)
+
+
+def test_a_model_that_is_computed_is_not_followed_by_dummy_outputs() -> None:
+    emulated = plan(model("m", (stage((0, 10), "FAST", 0),), inputs=GIVEN, outputs=ANSWER))
+    (net,) = emulated.models
+    (pipeline,) = net.pipelines
+    stages = tuple(replace(one, artifact="a0") for one in pipeline.stages)
+    built = replace(net, pipelines=(replace(pipeline, stages=stages),))
+    computed = replace(emulated, models=(built,))
+    for old, new in ((emulated, computed), (computed, computed), (emulated, emulated)):
+        check_artifacts(old, new)
+    with pytest.raises(InputError, match=r"model 'm': blocks 0 to 9 are not built, .*--cluster"):
+        check_artifacts(computed, emulated)
 
 
 def unsized(width: int = 32, *, dtype: str = "FP32") -> Plan:
