@@ -470,34 +470,35 @@ def _placed(inputs: Inputs, models: list[Solved]) -> Placed:
     shares: list[ShareToPlace] = []
     parts: list[PoolToPlace] = []
     by_divisor: list[bool] = []
+
+    def add(
+        table: ModelTable, share: tuple[int, int], blocks: list[tuple[int, int]], batch: int
+    ) -> None:
+        size, vgpus = table.sizes[share[0]], share[1]
+        equal = bool(cluster.gpu_class(size.gpu_class).vgpu_divisors)
+        divisor = divisor_of(size.share) if equal else None
+        by_divisor.append(divisor is not None)
+        if divisor is None:
+            shares.append(share_to_place(table, share, blocks, batch, cluster, in_force))
+            return
+        parts.append(
+            PoolToPlace(
+                model=table.number,
+                name=table.name,
+                blocks=blocks[0],
+                gpu_class=size.gpu_class,
+                divisor=divisor,
+                vgpus=vgpus,
+                traffic=0.0,
+            )
+        )
+
     for solved in models:
         for (first, last, number, batch), vgpus in solved.pooled.pools:
-            size = solved.table.sizes[number]
-            gpu_class = cluster.gpu_class(size.gpu_class)
-            divisor = divisor_of(size.share) if gpu_class.vgpu_divisors else None
-            by_divisor.append(divisor is not None)
-            if divisor is None:
-                share = number, vgpus
-                shares.append(
-                    share_to_place(solved.table, share, [(first, last)], batch, cluster, in_force)
-                )
-                continue
-            parts.append(
-                PoolToPlace(
-                    model=solved.table.number,
-                    name=solved.table.name,
-                    blocks=(first, last),
-                    gpu_class=size.gpu_class,
-                    divisor=divisor,
-                    vgpus=vgpus,
-                    traffic=0.0,
-                )
-            )
-    shares += [
-        share_to_place(s.table, (s.size, s.vgpus), s.tails, 1, cluster, in_force)
-        for s in (solved.shadow for solved in models)
-        if s is not None
-    ]
+            add(solved.table, (number, vgpus), [(first, last)], batch)
+    for shadow in (solved.shadow for solved in models):
+        if shadow is not None:
+            add(shadow.table, (shadow.size, shadow.vgpus), shadow.tails, 1)
     gpus = whole_gpus((p.gpu_class, p.model, p.divisor, p.vgpus) for p in parts)
     for name, count in gpus.items():
         if count > cluster.gpus(name):
@@ -511,10 +512,10 @@ def _placed(inputs: Inputs, models: list[Solved]) -> Placed:
         both = zip(shares, found, strict=True)
         gpus[name] += len(gpus_held(runs for share, runs in both if share.gpu_class == name))
     of_shares, of_parts = iter(found), iter(place(cluster, parts) if parts else [])
-    sources = iter([of_parts if equal else of_shares for equal in by_divisor])
-    runs = [tuple(next(next(sources)) for _ in solved.pooled.pools) for solved in models]
+    each = (next(of_parts if equal else of_shares) for equal in by_divisor)
+    runs = [tuple(next(each) for _ in solved.pooled.pools) for solved in models]
     placed = [
-        replace(solved, runs=own, shadow_runs=() if solved.shadow is None else next(of_shares))
+        replace(solved, runs=own, shadow_runs=() if solved.shadow is None else next(each))
         for solved, own in zip(models, runs, strict=True)
     ]
     return placed, gpus

@@ -283,7 +283,8 @@ def test_a_class_that_has_too_few_gpus_leaves_the_rest_to_others() -> None:
     assert plan.objective.upper_bound == many.objective.upper_bound
 
 
-def test_divisors_stay_apart_by_size_and_model() -> None:
+@pytest.mark.parametrize("shadow", [{}, {"shadow_rps": 60.0, "shadow_ms": 20.0}])
+def test_divisors_stay_apart_by_size_and_model(shadow: dict[str, float]) -> None:
     net = profile(7)
     whole = {k._replace(basis="loaded"): t for k, t in net.tables.items() if k.share == 300}
     halves = {
@@ -307,7 +308,8 @@ def test_divisors_stay_apart_by_size_and_model() -> None:
         ),
     )
     for planner in ("pool", "graft"):
-        plan = planned(problem, planner)
+        plan = planned(problem, planner, own=shadow)
+        assert any(pool.starts_anywhere for pool in plan.pools) == bool(shadow)
         held: dict[tuple[int, int], set[int]] = {}
         for pool in plan.pools:
             for slot in pool.slots():
