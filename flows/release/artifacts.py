@@ -4,7 +4,7 @@ A plan decides; artifacts only say with which files the decision is carried out.
 are built (`flows/preparation`).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from flows.preparation.splitting.stored_split import read_split
 from flows.workspace import Workspace, store_plan
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, Pipeline, Plan, Stage
+from triton_backend.contract.transition.workers import StageKey, stage_key
 from triton_backend.scheduler.policies.registry import largest_batches
 
 
@@ -94,6 +95,47 @@ def attach_devices(work: Workspace, plan: Plan, cluster: Path) -> Plan:
         missing = ", ".join(sorted(used - devices.keys()))
         raise InputError(str(cluster), f"{missing}: no `runtime`, while other classes state one")
     return attach_artifacts(work, plan, devices)
+
+
+def with_artifacts_in_force(plan: Plan, in_force: Plan) -> Plan:
+    """The same plan with the artifacts of the one in force for the stages that both have.
+
+    The same blocks of a split on a class and part, with the same tensors, and in batches no larger
+    than an engine of the plan in force may hold. Other stages stay as they are.
+    """
+    held: dict[_Carried, Stage] = {}
+    for key, stage in _carried(in_force):
+        if stage.artifact is not None and (key not in held or held[key].largest < stage.largest):
+            held[key] = stage
+
+    def filled(key: _Carried, stage: Stage) -> Stage:
+        there = held.get(key)
+        if stage.artifact is not None or there is None or there.largest < stage.largest:
+            return stage
+        return replace(stage, artifact=there.artifact)
+
+    stages = (filled(key, stage) for key, stage in _carried(plan))
+    models = tuple(
+        replace(
+            model,
+            pipelines=tuple(
+                replace(pipeline, stages=tuple(next(stages) for _ in pipeline.stages))
+                for pipeline in model.pipelines
+            ),
+        )
+        for model in plan.models
+    )
+    return replace(plan, models=models)
+
+
+_Carried = tuple[StageKey, str | None, str, int]
+
+
+def _carried(plan: Plan) -> Iterator[tuple[_Carried, Stage]]:
+    """Every stage in the order of rows, with what its artifact depends on."""
+    for row, (model, _, stage, pool) in zip(plan.stage_rows(), plan.placed_stages(), strict=True):
+        key = stage_key(plan, row)._replace(artifact=None)
+        yield (key, model.split, pool.gpu_class, pool.share), stage
 
 
 def attach_engines(

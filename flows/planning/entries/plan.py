@@ -30,7 +30,7 @@ from flows.planning.entries.shadow import (
     places_in_force,
     shadow_of,
     shadow_pipelines,
-    share_to_place,
+    to_place,
     with_shadow_entries,
 )
 from flows.planning.entries.similar import merged, realigned, similar_groups
@@ -61,7 +61,7 @@ from flows.planning.registry import (
 from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import PlacementRun
-from triton_backend.contract.shares import PER_PERCENT, WHOLE_GPU, divisor_of
+from triton_backend.contract.shares import PER_PERCENT, WHOLE_GPU
 from triton_backend.contract.units import us_to_ms
 from triton_backend.contract.workload import MARGIN
 
@@ -467,38 +467,15 @@ def _placed(inputs: Inputs, models: list[Solved]) -> Placed:
     cluster, options = inputs.cluster, inputs.options
     keeps = options.previous is not None and not _whole_gpus(options)
     in_force = places_in_force(options.previous, cluster) if keeps and options.previous else {}
-    shares: list[ShareToPlace] = []
-    parts: list[PoolToPlace] = []
-    by_divisor: list[bool] = []
-
-    def add(
-        table: ModelTable, share: tuple[int, int], blocks: list[tuple[int, int]], batch: int
-    ) -> None:
-        size, vgpus = table.sizes[share[0]], share[1]
-        equal = bool(cluster.gpu_class(size.gpu_class).vgpu_divisors)
-        divisor = divisor_of(size.share) if equal else None
-        by_divisor.append(divisor is not None)
-        if divisor is None:
-            shares.append(share_to_place(table, share, blocks, batch, cluster, in_force))
-            return
-        parts.append(
-            PoolToPlace(
-                model=table.number,
-                name=table.name,
-                blocks=blocks[0],
-                gpu_class=size.gpu_class,
-                divisor=divisor,
-                vgpus=vgpus,
-                traffic=0.0,
-            )
-        )
-
-    for solved in models:
-        for (first, last, number, batch), vgpus in solved.pooled.pools:
-            add(solved.table, (number, vgpus), [(first, last)], batch)
-    for shadow in (solved.shadow for solved in models):
-        if shadow is not None:
-            add(shadow.table, (shadow.size, shadow.vgpus), shadow.tails, 1)
+    wanted = [
+        to_place(solved.table, (number, vgpus), [(first, last)], batch, cluster, in_force)
+        for solved in models
+        for (first, last, number, batch), vgpus in solved.pooled.pools
+    ]
+    shadows = [solved.shadow for solved in models if solved.shadow is not None]
+    wanted += [to_place(s.table, (s.size, s.vgpus), s.tails, 1, cluster, in_force) for s in shadows]
+    shares = [one for one in wanted if isinstance(one, ShareToPlace)]
+    parts = [one for one in wanted if isinstance(one, PoolToPlace)]
     gpus = whole_gpus((p.gpu_class, p.model, p.divisor, p.vgpus) for p in parts)
     for name, count in gpus.items():
         if count > cluster.gpus(name):
@@ -512,7 +489,7 @@ def _placed(inputs: Inputs, models: list[Solved]) -> Placed:
         both = zip(shares, found, strict=True)
         gpus[name] += len(gpus_held(runs for share, runs in both if share.gpu_class == name))
     of_shares, of_parts = iter(found), iter(place(cluster, parts) if parts else [])
-    each = (next(of_parts if equal else of_shares) for equal in by_divisor)
+    each = (next(of_parts if isinstance(one, PoolToPlace) else of_shares) for one in wanted)
     runs = [tuple(next(each) for _ in solved.pooled.pools) for solved in models]
     placed = [
         replace(solved, runs=own, shadow_runs=() if solved.shadow is None else next(each))

@@ -18,12 +18,13 @@ import numpy as np
 
 from flows.planning.entries.tables import ModelTable, vgpus_for
 from flows.planning.inputs import stage_memory
-from flows.planning.placement import ShareToPlace
+from flows.planning.placement import PoolToPlace, ShareToPlace
 from flows.planning.registry import PlannedCut, PlannedPipeline, PlannedStage, PlanOptions
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InfeasibleError
 from triton_backend.contract.plan import PlacementRun, Plan, Slot, worker_memory_gib
+from triton_backend.contract.shares import divisor_of
 from triton_backend.contract.units import US_PER_S, ms_to_us, us_to_ms
 from triton_backend.contract.workload import ModelDemand
 
@@ -62,15 +63,15 @@ class Shadow:
         return [(first, self.table.blocks) for first in range(self.table.blocks)]
 
 
-def share_to_place(
+def to_place(
     table: ModelTable,
     pool: tuple[int, int],
     runs: Sequence[tuple[int, int]],
     batch: int,
     cluster: Cluster,
     in_force: Held,
-) -> ShareToPlace:
-    """The placed part of a pool.
+) -> ShareToPlace | PoolToPlace:
+    """A pool as it is placed: an equal part of one model where its class is cut by divisors.
 
     Args:
         table: its model.
@@ -81,6 +82,18 @@ def share_to_place(
         in_force: as of `places_in_force`; places that are taken are taken off.
     """
     size, vgpus = table.sizes[pool[0]], pool[1]
+    gpu_class = cluster.gpu_class(size.gpu_class)
+    divisor = divisor_of(size.share) if gpu_class.vgpu_divisors else None
+    if divisor is not None:
+        return PoolToPlace(
+            model=table.number,
+            name=table.name,
+            blocks=runs[0],
+            gpu_class=size.gpu_class,
+            divisor=divisor,
+            vgpus=vgpus,
+            traffic=0.0,
+        )
     content = frozenset((table.name, blocks, batch) for blocks in runs)
     held = in_force.get((size.gpu_class, size.share, content), [])
     taken = tuple(held[:vgpus])
@@ -90,7 +103,7 @@ def share_to_place(
         gpu_class=size.gpu_class,
         share=size.share,
         vgpus=vgpus,
-        memory_gib=worker_memory_gib(cluster.gpu_class(size.gpu_class), stages),
+        memory_gib=worker_memory_gib(gpu_class, stages),
         held=taken,
     )
 

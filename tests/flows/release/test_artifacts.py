@@ -11,7 +11,7 @@ from flows.device_class import DeviceClass
 from flows.preparation.building.tensorrt.requests import EngineSettings
 from flows.preparation.steps.given import read_steps
 from flows.preparation.steps.prepare import prepare_steps
-from flows.release.artifacts import attach_engines, attach_steps
+from flows.release.artifacts import attach_engines, attach_steps, with_artifacts_in_force
 from flows.state import ProjectState
 from flows.workspace import Workspace
 from tests.triton_backend.serving.small_plans import model, plan, stage, tensor
@@ -63,3 +63,56 @@ def test_a_step_without_an_artifact_gets_no_engine_in_its_place(work: Workspace)
     alone = replace(alone, models=alone.models[1:], pools=alone.pools[1:])
     with pytest.raises(InputError, match="'scale': is a Python step without an artifact"):
         attach_engines(work, alone, EngineSettings())
+
+
+def test_stages_that_the_plan_in_force_has_too_keep_its_artifacts() -> None:
+    both = plan(model("net", (stage((0, 1), "FAST", 0), stage((1, 2), "SLOW", 1))))
+    in_force = with_artifacts(both, "head", "tail")
+    found = with_artifacts_in_force(both, in_force)
+    assert artifacts_of(found) == ["head", "tail"]
+    assert found.plan_id == both.plan_id
+    assert artifacts_of(with_artifacts_in_force(with_artifacts(both, "own", None), in_force)) == [
+        "own",
+        "tail",
+    ]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        plan(model("net", (stage((0, 1), "SLOW", 1), stage((1, 2), "FAST", 0)))),
+        plan(model("another", (stage((0, 1), "FAST", 0), stage((1, 2), "SLOW", 1)))),
+        plan(model("net", (stage((0, 2), "FAST", 0),))),
+    ],
+    ids=["class", "model", "blocks"],
+)
+def test_a_stage_of_another_class_model_or_blocks_gets_no_artifact(other: Plan) -> None:
+    both = plan(model("net", (stage((0, 1), "FAST", 0), stage((1, 2), "SLOW", 1))))
+    found = with_artifacts_in_force(other, with_artifacts(both, "head", "tail"))
+    assert artifacts_of(found)[0] is None
+
+
+def test_a_stage_of_larger_batches_or_another_split_gets_no_artifact() -> None:
+    both = plan(model("net", (stage((0, 1), "FAST", 0), stage((1, 2), "SLOW", 1))))
+    in_force = with_artifacts(both, "head", "tail")
+    (net,) = both.models
+    (line,) = net.pipelines
+    longer = tuple(
+        replace(one, latency_us_by_batch=(*one.latency_us_by_batch, 10**6)) for one in line.stages
+    )
+    larger = replace(both, models=(replace(net, pipelines=(replace(line, stages=longer),)),))
+    assert artifacts_of(with_artifacts_in_force(larger, in_force)) == [None, None]
+    split_again = replace(both, models=(replace(net, split="another"),))
+    assert artifacts_of(with_artifacts_in_force(split_again, in_force)) == [None, None]
+
+
+def with_artifacts(made: Plan, *names: str | None) -> Plan:
+    (net,) = made.models
+    (line,) = net.pipelines
+    stages = (replace(one, artifact=name) for one, name in zip(line.stages, names, strict=True))
+    pipelines = (replace(line, stages=tuple(stages)),)
+    return replace(made, models=(replace(net, pipelines=pipelines),))
+
+
+def artifacts_of(made: Plan) -> list[str | None]:
+    return [placed[2].artifact for placed in made.placed_stages()]
