@@ -100,8 +100,8 @@ def attach_devices(work: Workspace, plan: Plan, cluster: Path) -> Plan:
 def with_artifacts_in_force(plan: Plan, in_force: Plan) -> Plan:
     """The same plan with the artifacts of the one in force for the stages that both have.
 
-    The same blocks of a split on a class and part, with the same tensors, and in batches no larger
-    than an engine of the plan in force may hold. Other stages stay as they are.
+    The same blocks of a split on a class, with the same tensors, and in batches no larger than an
+    engine of the plan in force may hold. Other stages stay as they are.
     """
     held: dict[_Carried, Stage] = {}
     for key, stage in _carried(in_force):
@@ -128,14 +128,14 @@ def with_artifacts_in_force(plan: Plan, in_force: Plan) -> Plan:
     return replace(plan, models=models)
 
 
-_Carried = tuple[StageKey, str | None, str, int]
+_Carried = tuple[StageKey, str | None, str]
 
 
 def _carried(plan: Plan) -> Iterator[tuple[_Carried, Stage]]:
     """Every stage in the order of rows, with what its artifact depends on."""
     for row, (model, _, stage, pool) in zip(plan.stage_rows(), plan.placed_stages(), strict=True):
         key = stage_key(plan, row)._replace(artifact=None)
-        yield (key, model.split, pool.gpu_class, pool.share), stage
+        yield (key, model.split, pool.gpu_class), stage
 
 
 def attach_engines(
