@@ -21,7 +21,7 @@ from flows.operations.replanning.rows import counted_rows
 from flows.operations.steering.live import steer_live
 from flows.operations.steering.policy import Demand, steering_of
 from flows.planning.promises.attainment import with_attainment
-from flows.release.artifacts import attach_devices, with_artifacts_in_force
+from flows.release.artifacts import attach_devices
 from flows.release.rollout.generations import plan_in_force
 from flows.release.rollout.guarded import RolloutOptions, finish_interrupted, roll_out
 from flows.release.rollout.lock import one_loop
@@ -86,10 +86,9 @@ class RunningSystem:
         A rollout of another process is not waited for: after it, other plans may be wanted.
         """
         plan = self.stated(plan)
+        store_plan(self._work, plan)
         if self._cluster is not None:
             plan = attach_devices(self._work, plan, self._cluster)
-        plan = with_artifacts_in_force(plan, plan_in_force(self._work.state.serve))
-        store_plan(self._work, plan)
         options = RolloutOptions(bake_seconds=0, reason=self.reason, wait=False)
         done = roll_out(self._work, plan, options)
         return f"{done.state}, {done.outcome}"

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from flows.clock import Stopwatch, now_utc
 from flows.planning.verify.numbers import verify_plan
 from flows.progress import Say, quiet
+from flows.release.artifacts import with_artifacts_in_force
 from flows.release.rollout.canary import canary_plans, look_before, watch_canary
 from flows.release.rollout.change import AS_USUAL, StepDone, change_plan, finish_or_undo_change
 from flows.release.rollout.compatible import check_artifacts
@@ -94,17 +95,19 @@ def _roll_out(
 ) -> RolloutResult:
     """Under the lock.
 
-    With `may_emulate` dummy outputs may follow computed answers, as they came before them.
+    Stages without an artifact take that of the plan in force, where it has them too. With
+    `may_emulate` dummy outputs may follow computed answers, as they came before them.
     """
     settled = not work.state.rollout_under_way.exists()
     if settled and is_same_plan(plan_in_force(work.state.serve), plan):
         return _nothing_to_do(plan)
     in_force = _finish_interrupted(work, say)
+    if not may_emulate:
+        plan = with_artifacts_in_force(plan, in_force)
+        check_artifacts(in_force, plan)
     if is_same_plan(in_force, plan):
         return _nothing_to_do(plan)
     check_plan(work, plan)
-    if not may_emulate:
-        check_artifacts(in_force, plan)
     settings = ServeSettings.read(work.state.serve / SETTINGS_NAME)
     check_beside(settings, plan)
     canaries = canary_plans(in_force, plan, options, settings.gateways)

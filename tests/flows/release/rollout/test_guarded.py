@@ -22,6 +22,7 @@ from tests.flows.release.rollout.test_canary import of_stages, verified
 from tests.triton_backend.contract.transition.full_gpus import full_gpus
 from tests.triton_backend.serving.artifacts import affine
 from tests.triton_backend.serving.small_plans import plan
+from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.runtimes.stage_tensors import complete_tensors
 from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
@@ -184,6 +185,28 @@ def test_what_the_plan_before_missed_until_the_swap_is_no_breach_of_the_new_one(
     result = roll_out(work, new, RolloutOptions(bake_seconds=10, canary=shares, canary_seconds=10))
     assert (result.state, result.outcome) == (DONE, "attained its targets for 10 s")
     assert system.plans[-1].plan_id == "new"
+
+
+def test_stages_without_artifacts_take_those_in_force_or_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = verified(plan(affine(tmp_path / "artifacts"), plan_id="served"))
+    system = Overloaded(served)
+    system_in_memory(system, monkeypatch)
+    monkeypatch.setattr(guarded, "change_plan", system.change)
+    monkeypatch.setattr(guarded, "read_outcomes", giving({}))
+    work = Workspace(state=ProjectState(home=tmp_path), warehouse=tmp_path / "w.duckdb")
+    options = RolloutOptions(bake_seconds=0)
+    bare = of_stages(served, artifact=None)
+    assert roll_out(work, bare, options).state == DONE
+    built = [placed[2].artifact for placed in served.placed_stages()]
+    assert None not in built
+    assert [placed[2].artifact for placed in system.plans[-1].placed_stages()] == built
+    longest = max(placed[2].largest for placed in served.placed_stages())
+    larger = of_stages(bare, latency_us_by_batch=tuple(range(1, longest + 2)))
+    with pytest.raises(InputError, match="are not built, so that dummy outputs would follow"):
+        roll_out(work, larger, options)
+    assert len(system.plans) == 2
 
 
 NOT_READY = "workers of plan after are not ready"
