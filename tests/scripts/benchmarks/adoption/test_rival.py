@@ -46,9 +46,9 @@ def test_loads_rise_in_turns_until_a_side_has_had_enough() -> None:
 
 
 def test_a_plan_is_slowed_down_as_far_as_its_rates_and_slos_need() -> None:
-    plan = small_plan("slow", stage_us=15_000)
+    plan = small_plan("slow", stage_us=16_000)
     rates = sum(model.throughput_rps for model in plan.models)
-    assert stretch_of(plan, 2 * rates) == pytest.approx(LEAST_SLO_US / 75_000)
+    assert stretch_of(plan, 2 * rates) == pytest.approx(LEAST_SLO_US / 80_000)
     assert stretch_of(plan, rates / 10) == pytest.approx(10, abs=0.11)
     assert stretch_of(small_plan("slow", stage_us=80_000), 1e6) == 1.0
 
@@ -103,7 +103,7 @@ def test_a_side_that_never_answers_99_percent_is_the_least() -> None:
 
 
 def test_a_load_lasts_until_one_late_request_is_less_than_a_percent() -> None:
-    plan = small_plan("slow", stage_us=15_000)
+    plan = small_plan("slow", stage_us=16_000)
     problem = Problem(name="one", reference=plan, sides={}, stretch=3.0)
     rate_rps = min(model.throughput_rps for model in plan.models)
     assert lasts(problem, 0.1, 1e-3) == pytest.approx(FEWEST / (0.1 * rate_rps))
