@@ -53,7 +53,7 @@ def test_a_plan_that_would_save_follows_after_half_a_minute_of_that() -> None:
     assert percents(low) < 0.85 * percents(high)
 
 
-def test_clients_that_were_away_for_seconds_are_planned_for_but_nobody_twice() -> None:
+def test_clients_that_were_away_for_seconds_are_planned_for_and_none_twice() -> None:
     """Of 30 requests/s a third goes to another cut, and back.
 
     Both cuts are kept, but not more than came at once.
@@ -79,7 +79,7 @@ def test_who_cannot_have_a_pool_of_their_own_is_left_to_the_shadow_pool() -> Non
     assert steering.next_plan([demand(0, 0.5, 30), demand(1, 60, 30)], 5.0) is None
 
 
-def test_a_model_that_nobody_asks_for_keeps_an_entry_of_hardly_any_rate() -> None:
+def test_a_model_without_demand_keeps_an_entry_of_hardly_any_rate() -> None:
     (model,) = with_entries(PROBLEM.workload, {}).models
     assert [(e.name, e.rate_rps) for e in model.entries] == [("idle", LEAST_RPS)]
 

@@ -100,7 +100,9 @@ def test_a_batch_whose_worker_has_no_processor_is_waited_for(board: HealthBoard)
 
 
 @pytest.mark.slow
-def test_a_machine_that_stood_still_hangs_nobody(board: HealthBoard, waiting: int) -> None:
+def test_workers_of_a_machine_that_stood_still_are_not_taken_to_hang(
+    board: HealthBoard, waiting: int
+) -> None:
     watch = looked(HealthWatch(board), NOW_US, NOW_US + LOOK_US)
     board.rows[0, 0] = NOW_US
     board.row(0).busy(NOW_US, BATCH_US)

@@ -26,6 +26,13 @@ def endpoints() -> Endpoints:
     return Endpoints(http=http, grpc=grpc, metrics=metrics)
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server has ten looks of a millisecond to become ready."""
+    monkeypatch.setattr(kept_server, "WATCH_SECONDS", 0.001)
+    monkeypatch.setattr(kept_server, "READY_SECONDS", 0.01)
+
+
 class StartingServer:
     """A server that is ready once it was looked at so often; `look` is what it does meanwhile."""
 
@@ -81,11 +88,10 @@ class LoadingServer(StartingServer):
             (self._pids / f"m{self.looks}").touch()
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_server_with_many_models_is_waited_for_as_long_as_they_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_server, "WATCH_SECONDS", 0.001)
-    monkeypatch.setattr(kept_server, "READY_SECONDS", 0.01)
     deployment = deploy(tmp_path, SERVED)
     (tmp_path / "pids").mkdir(exist_ok=True)
     noted: list[int] = []
@@ -138,11 +144,10 @@ def test_a_file_is_read_again_when_its_stub_may_be_silent_or_a_process_has_ended
     assert [sorted(one) for one in looks] == [both, ["silent"], both, ["silent"], ["silent"]]
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_server_that_compiles_is_waited_for_as_long_as_it_shows_that_it_lives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_server, "WATCH_SECONDS", 0.001)
-    monkeypatch.setattr(kept_server, "READY_SECONDS", 0.01)
     deployment = deploy(tmp_path, SERVED)
     (tmp_path / "pids").mkdir(exist_ok=True)
     noted: list[int | None] = []
