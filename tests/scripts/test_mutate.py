@@ -112,7 +112,7 @@ def test_a_change_belongs_to_the_whole_statement_or_to_the_head_of_a_longer_one(
 UNITS = Path("triton_backend/contract/units.py")
 OWN, OTHER = (
     "tests/triton_backend/contract/test_units.py",
-    "tests/triton_backend/scheduler/test_probe.py",
+    "tests/triton_backend/scheduler/reservations/test_probe.py",
 )
 
 

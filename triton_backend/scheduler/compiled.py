@@ -201,7 +201,7 @@ def kernel(function: Callable[Parameters, Result]) -> Callable[Parameters, Resul
 def inlined(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """A kernel that becomes part of its callers.
 
-    A call hands every array of `Tables` over one by one, which takes longer than a short kernel.
+    Left to LLVM, which weighs every call, kernels take longer to compile and to run.
     """
     return _compiled(function, inline=True, entry=False)
 

@@ -22,7 +22,7 @@ decided then.
 from triton_backend.scheduler.compiled import FAR, NONE, inlined, kernel
 from triton_backend.scheduler.jobs import end_tasks, queue_again, touch
 from triton_backend.scheduler.queues import enqueue, free_batch, serve_batch
-from triton_backend.scheduler.shared_batches import (
+from triton_backend.scheduler.reservations.shared_batches import (
     arrived,
     batch_of,
     bring_forward,
@@ -31,6 +31,7 @@ from triton_backend.scheduler.shared_batches import (
     members_follow,
     overdue_member,
 )
+from triton_backend.scheduler.reservations.timeline import delay, refresh, release
 from triton_backend.scheduler.tables import (
     ABORT,
     BATCH_DONE,
@@ -44,7 +45,6 @@ from triton_backend.scheduler.tables import (
     add_decision,
     interval_of,
 )
-from triton_backend.scheduler.timeline import delay, refresh, release
 from triton_backend.scheduler.topology import MOST_SEATS
 
 

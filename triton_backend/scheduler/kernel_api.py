@@ -72,7 +72,8 @@ from triton_backend.scheduler.queues import (
     measure_gap,
     new_request,
 )
-from triton_backend.scheduler.shared_batches import batch_of, shared_batch_timer
+from triton_backend.scheduler.reservations.shared_batches import batch_of, shared_batch_timer
+from triton_backend.scheduler.reservations.timeline import refresh
 from triton_backend.scheduler.tables import (
     ABORT,
     BATCH_DONE,
@@ -104,7 +105,6 @@ from triton_backend.scheduler.tables import (
     tables_at,
     unpack,
 )
-from triton_backend.scheduler.timeline import refresh
 from triton_backend.scheduler.topology import LOW, Lead, first_low, set_pace, vgpus_of
 
 # Events by the names of their classes, and what their numbers a .. d are.

@@ -12,7 +12,8 @@ vGPU died takes its old place again.
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, inlined, kernel
-from triton_backend.scheduler.shared_batches import leave_shared_batches
+from triton_backend.scheduler.reservations.shared_batches import leave_shared_batches
+from triton_backend.scheduler.reservations.timeline import release
 from triton_backend.scheduler.tables import (
     DEADLINE,
     DISPATCH,
@@ -25,7 +26,6 @@ from triton_backend.scheduler.tables import (
     count_time,
     interval_of,
 )
-from triton_backend.scheduler.timeline import release
 from triton_backend.scheduler.topology import LONGEST_GAP_US, RATE_SHIFT, first_low
 
 MEMORY_REQUESTS = 200  # the measured rate is a mean over so many requests,

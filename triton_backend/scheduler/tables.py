@@ -21,27 +21,17 @@ each edge between them, and a row of numbers for every request that is a task:
     jobs     [job slot]        state, deadline, what is open           parts   [job slot, part]
     tasks    [request slot]    module, first row, limit, neighbours in its job, then what it emitted
 
-Taking `Tables` apart touches an object per array, which costs a rare event more than what it does.
-So the addresses and shapes of all arrays are written down once, and the kernel that gets the event
-makes the same `Tables` of them again (`addresses`, `tables_at`). The holder of the addresses keeps
-the tables too: numbers keep no array alive.
+Kernels know `Tables` by address (`packed`): the holder of the addresses keeps the tables too.
 """
 
-import ctypes
-from collections.abc import Callable
-from math import prod
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
-from numba import typeof
-from numba.core import cgutils, types
-from numba.core.imputils import lower_builtin
-from numba.extending import type_callable
-from numba.np.arrayobj import populate_array
 
 from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.units import TIME_BOUNDS_US
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, Record, Records, inlined
+from triton_backend.scheduler.packed import by_address, pack, views, words_of
 from triton_backend.scheduler.topology import (
     EDGE,
     MODULE,
@@ -614,94 +604,14 @@ EXAMPLE = new_tables(
         path_us=np.zeros((1, 1), dtype=np.int64),
     )
 )
-TABLES: Any = typeof(EXAMPLE)
-"""The type of all tables, as kernels know it."""
 
 
 def addresses(tables: Tables) -> list[int]:
     """Address and lengths of every array, as `tables_at` reads them."""
-    if typeof(tables) != TABLES:
-        raise TypeError(f"tables are {typeof(tables)}, kernels expect {TABLES}")
-    return _words(tables)
-
-
-def _words(field: Any) -> list[int]:
-    if isinstance(field, tuple):
-        return [word for part in cast("tuple[Any]", field) for word in _words(part)]
-    return [field.ctypes.data, *field.shape]
+    return words_of(tables, EXAMPLE)
 
 
 WORDS = len(addresses(EXAMPLE))
-
-
-def _typing_of(kind: Any) -> Callable[[Any], Callable[[Any], Any]]:
-    """numba's typing of a function's result: `kind`, for any arguments."""
-
-    def of_memory(memory: Any) -> Any:
-        del memory
-        return kind
-
-    return lambda _context: of_memory
-
-
-def by_address(example: Any) -> Any:
-    """A function of kernels.
-
-    Arrays as those of `example`, whose addresses and lengths memory begins with.
-    """
-    kind, count = typeof(example), len(_words(example))
-
-    def found_at(memory: Integers) -> Any:
-        words = iter(memory[:count].tolist())
-
-        def built(like: Any) -> Any:
-            if isinstance(like, tuple):
-                parts = cast("tuple[Any]", like)
-                return type(parts)(*[built(part) for part in parts])
-            address = next(words)
-            shape = [next(words) for _ in like.shape]
-            size = prod(shape) * like.itemsize
-            if size == 0:
-                return np.zeros(shape, like.dtype)
-            data = (ctypes.c_char * size).from_address(address)
-            return np.frombuffer(data, like.dtype).reshape(shape)
-
-        return built(example)
-
-    type_callable(found_at)(_typing_of(kind))
-
-    @lower_builtin(found_at, types.Array)
-    def compiled(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        """The same in compiled code; what a kernel does not use is never read."""
-        memory = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        words = iter(range(count))
-
-        def word() -> Any:
-            return builder.load(cgutils.gep_inbounds(builder, memory, next(words)))
-
-        def built(kind: Any) -> Any:
-            if isinstance(kind, types.BaseTuple):
-                return context.make_tuple(
-                    builder, kind, [built(part) for part in cast("Any", kind)]
-                )
-            array = context.make_array(kind)(context, builder)
-            size = context.get_abi_sizeof(context.get_data_type(kind.dtype))
-            data = builder.inttoptr(word(), array.data.type)
-            shape = [word() for _ in range(kind.ndim)]
-            strides = [context.get_constant(types.intp, size)]
-            for length in reversed(shape[1:]):
-                strides.insert(0, builder.mul(strides[0], length))
-            itemsize = context.get_constant(types.intp, size)
-            populate_array(
-                array, data=data, shape=shape, strides=strides, itemsize=itemsize, meminfo=None
-            )
-            return array._getvalue()  # noqa: SLF001 - numba's own code says it so
-
-        return built(kind)
-
-    return found_at
-
-
 _tables_at = by_address(EXAMPLE)
 
 
@@ -710,8 +620,6 @@ def tables_at(memory: Integers) -> Tables:
     """The tables whose `addresses` the first `WORDS` integers of `memory` are."""
     return _tables_at(memory)
 
-
-# Arrays in one array: their addresses in it, and then themselves.
 
 NO_JOBS = JobTables(
     modules=np.zeros(0, dtype=MODULE),
@@ -722,41 +630,12 @@ NO_JOBS = JobTables(
 )
 
 
-def pack(arrays: tuple[Any, ...]) -> Integers:
-    """One array that holds all of these, and where in it they are."""
-    words = [-(-array.nbytes // 8) for array in arrays]
-    first = len(_words(arrays))
-    memory = np.zeros(first + sum(words), dtype=np.int64)
-    header: list[int] = []
-    for array, length in zip(arrays, words, strict=True):
-        header += [memory.ctypes.data + 8 * first, *array.shape]
-        data = np.frombuffer(np.ascontiguousarray(array).tobytes(), dtype=np.uint8)
-        memory[first : first + length].view(np.uint8)[: array.nbytes] = data
-        first += length
-    memory[: len(header)] = header
-    return memory
-
-
 def unpack(memory: Integers) -> JobTables:
     """The arrays of `JobTables` that memory holds, for Python; they keep it.
 
     None where it is empty.
     """
     return cast("JobTables", views(memory, NO_JOBS)) if len(memory) else NO_JOBS
-
-
-def views(memory: Integers, example: Any) -> Any:
-    """The arrays that memory holds, of types as in `example`; they keep it."""
-    words = iter(memory[: len(_words(example))].tolist())
-    found: list[Any] = []
-    start = memory.ctypes.data
-    for like in example:
-        begin = (next(words) - start) // 8
-        shape = [next(words) for _ in like.shape]
-        size = prod(shape) * like.itemsize
-        data = memory[begin : begin + -(-size // 8)].view(np.uint8)[:size]
-        found.append(data.view(like.dtype).reshape(shape))
-    return type(example)(*found)
 
 
 _jobs_at = by_address(NO_JOBS)

@@ -7,7 +7,7 @@ requests have variants and a worker is lost or back.
 
 from triton_backend.runtimes.residency import ABSENT
 from triton_backend.scheduler.admission import admits, admits_job
-from triton_backend.scheduler.compiled import FAR, NONE, Record, entry, inlined, kernel
+from triton_backend.scheduler.compiled import FAR, NONE, Integers, Record, entry, inlined, kernel
 from triton_backend.scheduler.feedback import worker_back, worker_lost
 from triton_backend.scheduler.jobs import new_job
 from triton_backend.scheduler.kernel_api import (
@@ -62,7 +62,16 @@ from triton_backend.simulator.heap import (
     remove_first,
 )
 from triton_backend.simulator.ticks import cycles
-from triton_backend.simulator.world import DROPPED, LATE, NOW, RUNNING, SERVED, World, jobs_in
+from triton_backend.simulator.world import (
+    DROPPED,
+    LATE,
+    NOW,
+    RUNNING,
+    SERVED,
+    World,
+    jobs_in,
+    world_at,
+)
 
 OVER = 0
 STOPPED = 1  # everything before `stop_us` is done
@@ -71,8 +80,13 @@ FULL = 2
 
 
 @entry
-def run(world: World) -> int:
-    """Let events happen until the run is over, stopped or out of room."""
+def run(memory: Integers) -> int:
+    """Let events happen until the run is over, stopped or out of room.
+
+    Args:
+        memory: where the world is (`world.addresses`).
+    """
+    world = world_at(memory)
     cursor = world.cursor[0]
     counts = world.tables.counts[0]
     timer = next_timer(world.tables)
@@ -125,9 +139,12 @@ def _has_room(world: World) -> bool:
 
 @inlined
 def _next(world: World, timer_us: int) -> tuple[int, int]:
-    """Kind and instant of the next event: of the heap, a timer, or an arrival."""
+    """Kind and instant of the next event: of the heap, a timer, or an arrival.
+
+    A timer that was set for an instant that has passed comes now.
+    """
     cursor = world.cursor[0]
-    kind, at = TIMER, timer_us
+    kind, at = TIMER, max(timer_us, world.tables.counts[0]["now_us"])
     if cursor["arrival"] < len(world.requests):
         arrival = world.requests[cursor["arrival"]]["arrival_us"]
         if arrival < at:

@@ -25,8 +25,8 @@ from triton_backend.scheduler.invariants import check_invariants
 from triton_backend.scheduler.policies.late_rules import changed, lead_of
 from triton_backend.scheduler.policies.registry import SIMULATOR_ONLY, queue_policies
 from triton_backend.scheduler.policies.variants import new_variants, with_lost
+from triton_backend.scheduler.reservations.timeline import refresh
 from triton_backend.scheduler.tables import Tables, fuller, new_tables, unpack
-from triton_backend.scheduler.timeline import refresh
 from triton_backend.scheduler.topology import (
     Topology,
     build_topology,
@@ -70,6 +70,7 @@ from triton_backend.simulator.world import (
     NOW,
     QUEUE_COLUMNS,
     World,
+    addresses,
     fit,
     interfering,
     loading,
@@ -267,7 +268,7 @@ def run_on(world: World, plan: Plan) -> World:
 
     `plan` is the one in force.
     """
-    while run(world) == FULL:
+    while run(addresses(world)) == FULL:
         if len(world.variants) and world.cursor[0]["workers"]:
             world.cursor[0]["workers"] = 0
             rows = with_lost(world.variants, plan, lost=_lost(world, plan))
@@ -333,7 +334,7 @@ def _admission(plan: Plan, options: SimOptions) -> Records:
 def _warm_up(world: World) -> None:
     """Have the loop compiled, or read from the cache, before anything is timed."""
     world.cursor[0]["stop_us"] = 0
-    run(world)
+    run(addresses(world))
     world.cursor[0]["stop_us"] = FAR
 
 

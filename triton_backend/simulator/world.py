@@ -4,10 +4,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from triton_backend.scheduler.admission import WORK
+from triton_backend.scheduler.admission import WORK, no_admission
 from triton_backend.scheduler.compiled import NONE, Integers, Record, Records, inlined
+from triton_backend.scheduler.packed import by_address, pack, views, words_of
 from triton_backend.scheduler.policies.variants import VARIANT
-from triton_backend.scheduler.tables import OFFER, OUT_ROWS, Tables, by_address, pack, views
+from triton_backend.scheduler.tables import EXAMPLE as TABLES
+from triton_backend.scheduler.tables import OFFER, OUT_ROWS, Tables
 from triton_backend.scheduler.topology import resource_count
 from triton_backend.simulator.heap import EVENT, sift_up
 
@@ -430,3 +432,26 @@ def push(world: World, at_us: int, kind: int, subject: int, number: int) -> None
     cursor["sequence"] += 1
     cursor["events"] += 1
     sift_up(world.heap, cursor["events"])
+
+
+# The world by address.
+
+EXAMPLE = new_world(
+    TABLES,
+    np.zeros(0, dtype=REQUEST_RECORD),
+    np.ones(1, dtype=np.int64),
+    no_admission(),
+    keep_uses=False,
+)
+_world_at = by_address(EXAMPLE)
+
+
+def addresses(world: World) -> Integers:
+    """Address and lengths of every array, as `world_at` reads them; the holder keeps the world."""
+    return np.array(words_of(world, EXAMPLE), dtype=np.int64)
+
+
+@inlined
+def world_at(memory: Integers) -> World:
+    """The world whose `addresses` these are."""
+    return _world_at(memory)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from triton_backend.scheduler.compiled import FAR, NONE, inlined, kernel
 from triton_backend.scheduler.jobs import drop_request
-from triton_backend.scheduler.probe import commit, probe, probe_in_time
 from triton_backend.scheduler.queues import make_batch, prefix
+from triton_backend.scheduler.reservations.probe import commit, probe, probe_in_time
 from triton_backend.scheduler.tables import DEADLINE, NEEDS_ROOM, SETTLED, Tables, lacks_batches
 
 

@@ -60,8 +60,8 @@ stage or link was busy: tried again when it is free, or when anything ends off i
 from triton_backend.scheduler.compiled import FAR, NONE, Records, inlined, kernel
 from triton_backend.scheduler.jobs import drop_request
 from triton_backend.scheduler.policies.company import needs_company
-from triton_backend.scheduler.probe import BY_FINISH, commit, probe
 from triton_backend.scheduler.queues import make_batch, measure_gap, run_from
+from triton_backend.scheduler.reservations.probe import BY_FINISH, commit, probe
 from triton_backend.scheduler.tables import DEADLINE, NEEDS_ROOM, SETTLED, Tables
 from triton_backend.scheduler.topology import (
     BLOCK,

@@ -26,8 +26,9 @@ from math import sqrt
 from triton_backend.scheduler.compiled import FAR, NONE, inlined, kernel
 from triton_backend.scheduler.jobs import drop_request
 from triton_backend.scheduler.policies.head import out_of_room
-from triton_backend.scheduler.probe import BY_UPLINK, commit, probe
 from triton_backend.scheduler.queues import make_batch, run_from
+from triton_backend.scheduler.reservations.probe import BY_UPLINK, commit, probe
+from triton_backend.scheduler.reservations.timeline import release
 from triton_backend.scheduler.tables import (
     DEADLINE,
     KINDS,
@@ -36,7 +37,6 @@ from triton_backend.scheduler.tables import (
     Tables,
     interval_of,
 )
-from triton_backend.scheduler.timeline import release
 from triton_backend.scheduler.topology import RATE_SHIFT, first_low, pipelines_of
 
 SENT = 3  # an answer beside `SETTLED` and `NEEDS_ROOM`

@@ -19,7 +19,7 @@ from triton_backend.scheduler.policies.head import (
     never_wastes,
     quoted_size,
 )
-from triton_backend.scheduler.probe import BY_FINISH, probe
+from triton_backend.scheduler.reservations.probe import BY_FINISH, probe
 from triton_backend.scheduler.tables import Tables
 from triton_backend.scheduler.topology import pipelines_of
 

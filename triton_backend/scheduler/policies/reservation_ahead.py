@@ -20,8 +20,8 @@ The figures that decided, and what else was tried, are in `../DECISIONS.md`.
 from triton_backend.scheduler.compiled import FAR, NONE, kernel
 from triton_backend.scheduler.policies.company import needs_company
 from triton_backend.scheduler.policies.head import head_first, quoted_size
-from triton_backend.scheduler.probe import BY_UPLINK, probe
 from triton_backend.scheduler.queues import prefix
+from triton_backend.scheduler.reservations.probe import BY_UPLINK, probe
 from triton_backend.scheduler.tables import Tables
 from triton_backend.scheduler.topology import pipelines_of
 

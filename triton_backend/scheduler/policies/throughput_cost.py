@@ -24,7 +24,7 @@ from triton_backend.scheduler.policies.reservation_ahead import (
     lacks_company,
     wastes_capacity,
 )
-from triton_backend.scheduler.probe import BY_UPLINK, probe
+from triton_backend.scheduler.reservations.probe import BY_UPLINK, probe
 from triton_backend.scheduler.tables import Tables
 from triton_backend.scheduler.topology import RATE_SHIFT, pipelines_of
 

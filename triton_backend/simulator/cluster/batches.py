@@ -12,7 +12,7 @@ instant. Not here: which batch goes first (`workers`, `links`).
 
 from triton_backend.scheduler.compiled import NONE, Record, inlined, kernel
 from triton_backend.scheduler.feedback import shared_batch_done, stage_done, transfer_done
-from triton_backend.scheduler.shared_batches import batch_of
+from triton_backend.scheduler.reservations.shared_batches import batch_of
 from triton_backend.scheduler.tables import DOWNLINK, KINDS, UPLINK, VGPU, interval_of
 from triton_backend.scheduler.topology import first_low
 from triton_backend.simulator.cluster.links import leave_links, next_moves, try_move

@@ -28,7 +28,7 @@ import numpy as np
 from triton_backend.contract.plan import Plan
 from triton_backend.runtimes import residency
 from triton_backend.scheduler.compiled import NONE, Integers, Records, inlined, kernel
-from triton_backend.scheduler.shared_batches import batch_of
+from triton_backend.scheduler.reservations.shared_batches import batch_of
 from triton_backend.scheduler.tables import (
     LIVE,
     TASK_EMITTED,

@@ -47,7 +47,7 @@ POLICY = '''
 
 from triton_backend.scheduler.compiled import NONE, kernel
 from triton_backend.scheduler.policies.head import dispatch_head, out_of_room
-from triton_backend.scheduler.probe import BY_FINISH, probe
+from triton_backend.scheduler.reservations.probe import BY_FINISH, probe
 from triton_backend.scheduler.tables import NEEDS_ROOM, SETTLED
 
 

@@ -23,7 +23,7 @@ most, inside the gap that it has: a batch that comes meanwhile boards.
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, Record, inlined, kernel
-from triton_backend.scheduler.shared_batches import (
+from triton_backend.scheduler.reservations.shared_batches import (
     before_whom,
     can_change,
     can_wait,
@@ -38,8 +38,8 @@ from triton_backend.scheduler.shared_batches import (
     spare_rows,
     start_by,
 )
+from triton_backend.scheduler.reservations.timeline import earliest_move, earliest_start, reserve
 from triton_backend.scheduler.tables import DOWNLINK, UPLINK, VGPU, Tables, interval_of
-from triton_backend.scheduler.timeline import earliest_move, earliest_start, reserve
 from triton_backend.scheduler.topology import BLOCK
 
 # Order of a stage's vGPUs; a policy's choice.

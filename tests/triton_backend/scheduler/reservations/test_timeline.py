@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from tests.fakes.plans import Own, make_plan
 from triton_backend.scheduler.compiled import NONE
 from triton_backend.scheduler.invariants import check_invariants
-from triton_backend.scheduler.tables import VGPU, Tables, interval_of, new_tables
-from triton_backend.scheduler.timeline import (
+from triton_backend.scheduler.reservations.timeline import (
     delay,
     earliest_move,
     earliest_start,
     release,
     reserve,
 )
+from triton_backend.scheduler.tables import VGPU, Tables, interval_of, new_tables
 from triton_backend.scheduler.topology import build_topology
 
 

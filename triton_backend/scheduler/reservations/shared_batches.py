@@ -26,6 +26,14 @@ Here: which rows a member has, and when a shared batch starts. Not here: which o
 """
 
 from triton_backend.scheduler.compiled import FAR, NONE, Record, inlined, kernel
+from triton_backend.scheduler.reservations.timeline import (
+    delay,
+    earliest_move,
+    earliest_start,
+    refresh,
+    release,
+    reserve,
+)
 from triton_backend.scheduler.tables import (
     DOWNLINK,
     KINDS,
@@ -35,14 +43,6 @@ from triton_backend.scheduler.tables import (
     Tables,
     add_decision,
     interval_of,
-)
-from triton_backend.scheduler.timeline import (
-    delay,
-    earliest_move,
-    earliest_start,
-    refresh,
-    release,
-    reserve,
 )
 
 MOST_PUT_OFF = 16  # shared batches, for the sake of one

@@ -1,0 +1,1 @@
+"""When a batch runs where: gaps and intervals, paths of a batch, joint runs."""
