@@ -19,6 +19,7 @@ Numbers keep no array alive: the holder of the words keeps the arrays too, or ha
 import ctypes
 from math import prod
 from typing import Any, cast
+from zlib import crc32
 
 import numpy as np
 from llvmlite import ir
@@ -34,11 +35,16 @@ from triton_backend.scheduler.compiled import Integers, inlined
 
 
 class _Reference(types.Type):
-    """A tuple of arrays, known by where its words begin."""
+    """A tuple of arrays, known by where its words begin.
+
+    Its name is part of that of every kernel that gets one, thus short: numba and LLVM look kernels
+    up by it.
+    """
 
     def __init__(self, of: Any) -> None:
         self.of = of
-        super().__init__(name=f"reference({of})")
+        types_crc = crc32(str(of).encode())
+        super().__init__(name=f"reference({of.instance_class.__name__}, {types_crc:x})")
 
 
 @register_model(_Reference)
