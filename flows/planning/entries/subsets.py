@@ -36,18 +36,6 @@ def members_of(subset: int) -> tuple[int, ...]:
     return tuple(item for item in range(subset.bit_length()) if subset >> item & 1)
 
 
-def cheapest_cut(cost: Floats) -> list[int]:
-    """Subsets of the cheapest partition, given the cost of every subset by its bits."""
-    total, last = np.zeros(len(cost)), np.zeros(len(cost), dtype=np.int64)
-    cheapest_partition(cost, total, last)
-    found: list[int] = []
-    left = len(cost) - 1
-    while left:
-        found.append(int(last[left]))
-        left ^= found[-1]
-    return found
-
-
 @kernel_entry
 def cheapest_partition(cost: Floats, total: Floats, last: Ints) -> None:
     """Fill in the least total of every subset cut into groups, and its first item's group."""
