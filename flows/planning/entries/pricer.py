@@ -116,9 +116,9 @@ class Groups:
         choice = np.zeros((count + 1, rates), dtype=np.int64)
         self.room = np.zeros(choice.shape), choice[1:], np.zeros(rates), choice[0], self.gains
 
-    def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
+    def price(self, duals: Duals, cap: Floats) -> Priced:
         """The best groups of the roots where one pays off most."""
-        del cap, thorough
+        del cap
         most = self._most_that_pays(duals.demand)
         some = np.flatnonzero(most)
         gain, own, taken = self._best(duals.demand, some, most[some])

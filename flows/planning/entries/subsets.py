@@ -1,4 +1,4 @@
-"""All subsets of few entries: what they cost, and the cheapest partition into some of them."""
+"""All subsets of few entries of a start: what their alignment stages cost."""
 
 import numpy as np
 from numpy.typing import NDArray

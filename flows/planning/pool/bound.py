@@ -161,9 +161,9 @@ class Configurations:
         np.minimum.at(least, self.columns.model, each)
         return least
 
-    def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
+    def price(self, duals: Duals, cap: Floats) -> Priced:
         """The best configuration of each model, and prices that none beats."""
-        del cap, thorough
+        del cap
         models, floors, columns = len(self.goal.weight), self.floors, self.columns
         worth = duals.demand[:models].copy()
         worth[floors] += duals.demand[models:]

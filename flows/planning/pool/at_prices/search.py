@@ -150,7 +150,6 @@ class Search:
             close=max(_SETTLED, self.gap / 10) if fixed else _SETTLED,
             rounds=_ROUNDS,
             enough=enough,
-            thorough=False,
         )
         relaxed = generation.run(self._duals(self.price))
         if np.isfinite(relaxed.bound):
@@ -327,7 +326,7 @@ class Search:
         """The least cost of models; proofs at the same prices and rates still hold."""
         cover, duals, parts = self._cover(level), self._duals(self.price), self._parts
         pricer = self._asked(cover)
-        cost = pricer.price(duals, cover.cap, thorough=True).least
+        cost = pricer.price(duals, cover.cap).least
         if (
             parts is None
             or not np.array_equal(parts.duals.resource, self.price)

@@ -43,7 +43,7 @@ def test_the_best_group_of_a_root_is_found(seed: int, rates: tuple[float, ...]) 
 def test_groups_at_prices_cost_what_they_are_said_to(rates: tuple[float, ...]) -> None:
     field = field_of(case(3, 14, blocks=4, rates=rates))
     pricer, pi = Groups(field), np.random.default_rng(3).uniform(0, 60, 14)
-    priced = pricer.price(Duals(demand=pi, resource=np.zeros(0)), pi, thorough=True)
+    priced = pricer.price(Duals(demand=pi, resource=np.zeros(0)), pi)
     assert len(priced.columns)
     for group, number in zip(priced.columns.source, priced.columns.group.tolist(), strict=True):
         assert number == group.root
@@ -89,7 +89,7 @@ def test_groups_of_runs_cost_what_they_are_said_to(seed: int) -> None:
     field = field_of(case(seed, 40, rates=(30,)))
     assert np.bincount(field.block).max() > MOST_TOGETHER
     pricer, pi = Groups(field), falling(field, seed)
-    priced = pricer.price(Duals(demand=pi, resource=np.zeros(0)), pi, thorough=True)
+    priced = pricer.price(Duals(demand=pi, resource=np.zeros(0)), pi)
     assert len(priced.columns)
     for group, number in zip(priced.columns.source, priced.columns.group.tolist(), strict=True):
         assert number == group.root
