@@ -228,18 +228,15 @@ class GroupingProblem:
         return self.parts_beside(counts) + unit[:, None] * self.rate
 
     @cached_property
-    def common_rate(self) -> float:
-        """The largest rate that all are multiples of, in millionths of a request/s; 0: none."""
-        whole = np.rint(self.rate * 1e6)
-        near = np.allclose(whole, self.rate * 1e6, rtol=0, atol=1e-3)  # of a millionth
-        if not near or whole.min(initial=1.0) < 1:
-            return 0.0
-        return math.gcd(*map(int, whole)) / 1e6
-
-    @property
     def unit(self) -> float:
-        """A rate that loads are counted in, rounded down where it is more than the common one."""
-        return max(self.common_rate, float(self.rate.sum()) / MOST_UNITS)
+        """A rate that loads are counted in: the largest that all are multiples of, or part of all.
+
+        Rates are compared in millionths of a request/s.
+        """
+        least, whole = float(self.rate.sum()) / MOST_UNITS, np.rint(self.rate * 1e6)
+        near = np.allclose(whole, self.rate * 1e6, rtol=0, atol=1e-3)  # of a millionth
+        common = math.gcd(*map(int, whole)) / 1e6 if near and whole.min(initial=1.0) >= 1 else 0.0
+        return max(common, least)
 
     def least_time(self, item: int) -> float:
         """The least time in which an entry can be served (µs), whatever it costs."""
