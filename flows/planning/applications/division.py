@@ -6,7 +6,7 @@ Budgets are whole µs. Boxes of budgets are searched, the most promising first:
     bound of a box   Σ over lines of the cost at the box's greatest budgets, each cut to what the
                      least budgets of the other lines leave on its paths
     a plan           the budgets that those solutions really use, where all paths keep their limits;
-                     else some on the way back to the box's least budgets
+                     of the first box, those budgets shortened alike until they do
     split            a line of a path that is too long, halfway between its least budget and what
                      it uses
 
@@ -26,12 +26,10 @@ import numpy as np
 
 from flows.planning.applications.lines import Lines
 from flows.planning.applications.machines import MachineSet
-from flows.planning.engine.level import halved
 from flows.planning.solver.arrays import Floats
 from flows.planning.watch import Watch
 
 MOST_BOXES = 200_000
-_GUESS_EVERY = 16  # boxes between attempts at plans from budgets that none proposed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,17 +226,9 @@ class _Search:
             self._offer(used)
             self.floor = min(self.floor, bound)
             return
-        if self.seen % _GUESS_EVERY == 0 or self.seen == 1:
-            self._offer(self._between(least, used))
+        if self.seen == 1:  # a plan at once, whatever time is left
+            self._offer(self.lines.filled(used))
         heapq.heappush(self.open, (bound, self.seen, least, most, used))
-
-    def _between(self, least: Sequence[int], used: Sequence[int]) -> list[int]:
-        """Budgets from the least towards those used, as far as paths allow, then filled up."""
-        share, _ = halved(lambda s: self.lines.fit(_mixed(least, used, s)), 0.0, 1.0)
-        times = _mixed(least, used, share)
-        for line in sorted(range(len(times)), key=lambda at: times[at] - used[at]):
-            times[line] = max(times[line], min(used[line], self.lines.room(times)[line]))
-        return times
 
     def _offer(self, times: Sequence[int]) -> None:
         if self.lines.fit(times):
@@ -253,7 +243,3 @@ class _Search:
         below = (*most[:line], middle, *most[line + 1 :])
         above = (*least[:line], middle + 1, *least[line + 1 :])
         return [(least, below), (above, most)]
-
-
-def _mixed(least: Sequence[int], used: Sequence[int], part: float) -> list[int]:
-    return [low + int((high - low) * part) for low, high in zip(least, used, strict=True)]

@@ -2,9 +2,9 @@
 
 The linear optimum over all columns, its prices, and a bound that no plan beats. The master program
 over the columns known gives prices; the pricer answers them with columns that would pay off; they
-join, until none does. Prices of a master program swing, so a pricer that has a quick form is asked
-first half way between them and the prices of the best bound (Wentges 1997); where that brings
-nothing new, at the master's own. A look of any other pricer is too dear to bring nothing.
+join, until none does. Prices of a master program swing, so a quick pricer is asked first half way
+between them and the prices of the best bound (Wentges 1997); where that brings nothing new, at the
+master's own. A look of any other pricer is too dear to bring nothing.
 
 Whatever the prices π, μ ≥ 0, and whatever columns are known, no plan costs less than (weak duality)
 
@@ -111,7 +111,6 @@ class Generation:
         pool: columns known; shared with other covers of the same pricer, which begin with them.
         close: relative gap between master program and bound at which it ends.
         enough: a bound at which it ends, too.
-        thorough: whether the slower form of a pricer is asked where the quick one brings nothing.
         bound: no plan costs less.
         duals: the prices that prove it.
     """
@@ -124,7 +123,6 @@ class Generation:
     rounds: int = ROUNDS
     whole_costs: float = 0.0
     enough: float = np.inf
-    thorough: bool = True
     bound: float = -np.inf
     duals: Duals | None = None
 
@@ -137,7 +135,7 @@ class Generation:
         master = Master(self.cover)
         master.add(self.pool.columns)
         if start is not None:
-            self._join(master, self._look(normal(self.cover, start), thorough=True))
+            self._join(master, self._look(normal(self.cover, start)))
         mixed = None if self._enough() else master.solve()
         for _ in range(self.rounds):
             if mixed is not None and self._closed(mixed.value):
@@ -168,16 +166,14 @@ class Generation:
         at = [normal(self.cover, prices)]
         if self.duals is not None and self.pricer.quick:
             at.insert(0, normal(self.cover, self.duals).between(at[0], 0.5))
-        forms = (False, True) if self.pricer.quick else (True,)
-        for thorough in forms if self.thorough else forms[:1]:
-            for duals in at:
-                found = self._look(duals, thorough=thorough)
-                reduced = prices.reduced(self.cover.counted(found))
-                paid = np.abs(found.cost) + np.abs(found.cost - reduced)
-                if self._join(master, found.take(np.flatnonzero(reduced < -ROUNDING * paid))):
-                    return True
-                if self._closed(mixed.value):
-                    return False
+        for duals in at:
+            found = self._look(duals)
+            reduced = prices.reduced(self.cover.counted(found))
+            paid = np.abs(found.cost) + np.abs(found.cost - reduced)
+            if self._join(master, found.take(np.flatnonzero(reduced < -ROUNDING * paid))):
+                return True
+            if self._closed(mixed.value):
+                return False
         return False
 
     def _join(self, master: Master, columns: Columns) -> bool:
@@ -185,9 +181,9 @@ class Generation:
         master.add(fresh)
         return len(fresh) > 0
 
-    def _look(self, duals: Duals, *, thorough: bool) -> Columns:
+    def _look(self, duals: Duals) -> Columns:
         """Ask the pricer, and keep what it proves."""
-        priced = self.pricer.price(duals, self.cover.cap, thorough=thorough)
+        priced = self.pricer.price(duals, self.cover.cap)
         bound, proving = bound_at(self.cover, self.pricer, duals, priced)
         if bound > self.bound or self.duals is None:
             self.bound, self.duals = max(bound, self.bound), proving
@@ -257,10 +253,10 @@ def screened(
         known: cost of the best plan known.
         most: columns, nearly.
     """
-    priced = pricer.price(duals, cover.cap, thorough=True)
+    priced = pricer.price(duals, cover.cap)
     bound, proving = bound_at(cover, pricer, duals, priced)
     if proving is not duals:  # the prices were made feasible
-        duals, priced = proving, pricer.price(proving, cover.cap, thorough=True)
+        duals, priced = proving, pricer.price(proving, cover.cap)
     bound, least = max(bound, at_prices(cover, pricer, duals, priced.least)), priced.least
     counted = np.where(least < 0, np.isfinite(pricer.most), pricer.fewest > 0) & np.isfinite(least)
     base = np.where(counted, least, 0.0)

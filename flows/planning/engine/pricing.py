@@ -81,7 +81,7 @@ class Pricer(Protocol):
         fewest, most: [G] columns of each group in a plan, copies counted.
         cheapest: [G] no column of a group costs less; 0 where nothing is known. Where it is 0 and
             `most` is infinite, only `Priced.feasible` proves a bound.
-        quick: whether `price` has a faster form that proves nothing.
+        quick: whether an answer takes so little that more prices may be asked for than needed.
     """
 
     @property
@@ -96,13 +96,12 @@ class Pricer(Protocol):
     @property
     def quick(self) -> bool: ...  # noqa: D102
 
-    def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
+    def price(self, duals: Duals, cap: Floats) -> Priced:
         """Columns of low reduced cost.
 
         Args:
             duals: the prices.
             cap: [D] what a column counts for at most in a demand; infinite where all counts.
-            thorough: whether `least` must be proven; ignored where `quick` is false.
         """
         ...
 

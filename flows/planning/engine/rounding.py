@@ -90,7 +90,7 @@ class Tools:
     Attributes:
         solver: a name of `solver.solve`.
         gap: relative, that is asked for.
-        most: [n] of columns: how often each may be taken; without it as often as resources allow.
+        most: [n] of columns: how often each may be taken; without it any number of times.
         begin: programs begin with the best plan known, where they have its columns.
         whole_costs: plans cost multiples of this; 0: anything.
     """
@@ -125,7 +125,7 @@ def restricted(
             return np.inf
         incumbent.offer(columns, np.zeros(0, dtype=np.int64))
         return 0.0
-    most = tools.most(columns) if tools.most else _most(cover, columns)
+    most = tools.most(columns) if tools.most else np.full(len(columns), np.inf)
     program = whole_program(cover, columns, most)
     count, end = len(columns), len(columns) + len(cover.free.columns)
     known = incumbent.among(columns) if tools.begin else None
@@ -139,21 +139,6 @@ def restricted(
         counts = np.rint(answer.values[:count]).astype(np.int64)
         incumbent.offer(columns, counts, cover.free.rounded(answer.values[count:end]))
     return -answer.bound
-
-
-def _most(cover: Cover, columns: Columns) -> Floats:
-    """[n] how often a column can be taken.
-
-    As often as its scarcest resource holds it, or demands want it.
-    """
-    amount, demands = np.concatenate([cover.need, cover.capacity]), len(cover.need)
-    free = cover.free.columns  # takes from demands, lends resources: what is asked or there is open
-    amount[free.rows[free.values < 0]] = np.inf
-    gives = np.flatnonzero((columns.rows < demands) & (columns.values > 0))
-    each = np.ceil(amount[columns.rows[gives]] / columns.values[gives] - SOLVED)
-    wanted = np.zeros(len(columns))
-    np.maximum.at(wanted, columns.of_columns()[gives], each)
-    return np.minimum(_room(columns, demands, amount[demands:]), np.maximum(wanted, 1.0))
 
 
 def _room(columns: Columns, demands: int, capacity: Floats) -> Floats:

@@ -228,45 +228,15 @@ class GroupingProblem:
         return self.parts_beside(counts) + unit[:, None] * self.rate
 
     @cached_property
-    def common_rate(self) -> float:
-        """The largest rate that all are multiples of, in millionths of a request/s; 0: none."""
-        whole = np.rint(self.rate * 1e6)
-        near = np.allclose(whole, self.rate * 1e6, rtol=0, atol=1e-3)  # of a millionth
-        if not near or whole.min(initial=1.0) < 1:
-            return 0.0
-        return math.gcd(*map(int, whole)) / 1e6
-
-    @property
     def unit(self) -> float:
-        """A rate that loads are counted in, rounded down where it is more than the common one."""
-        return max(self.common_rate, float(self.rate.sum()) / MOST_UNITS)
+        """A rate that loads are counted in: the largest that all are multiples of, or part of all.
 
-    @property
-    def loads(self) -> Floats:
-        """Those that items may have together."""
-        return self.unit * np.arange(1, math.ceil(self.rate.sum() / self.unit) + 1)
-
-    @cached_property
-    def needed_roots(self) -> Ints:
-        """Those on which some load costs less than on every faster one that can replace it."""
-        needed, kinds, loads = (
-            np.zeros(len(self.root_time), dtype=np.bool_),
-            self.table.kinds,
-            self.loads,
-        )
-        for junction in range(self.table.blocks):
-            span = np.arange(self.root_start[junction], self.root_start[junction + 1])
-            vgpus = vgpus_for(loads, self.root_work[span, None])
-            cost = np.where(vgpus > self.table.most, np.inf, self.root_price[span, None] * vgpus)
-            for number in np.unique(self.root_kind[span]).tolist():
-                able = [at for at, kind in enumerate(kinds) if kind.replaces(kinds[number])]
-                some = np.isin(self.root_kind[span], able)
-                mine, own = self.root_kind[span[some]] == number, cost[some]
-                lowest = np.minimum.accumulate(own, axis=0)
-                before = np.vstack([np.full((1, len(loads)), np.inf), lowest[:-1]])
-                needed[span[some][mine]] = (own < before * (1 - ROUNDING))[mine].any(axis=1)
-        needed[[self.best([item]).root for item in range(len(self.items))]] = True
-        return np.flatnonzero(needed)
+        Rates are compared in millionths of a request/s.
+        """
+        least, whole = float(self.rate.sum()) / MOST_UNITS, np.rint(self.rate * 1e6)
+        near = np.allclose(whole, self.rate * 1e6, rtol=0, atol=1e-3)  # of a millionth
+        common = math.gcd(*map(int, whole)) / 1e6 if near and whole.min(initial=1.0) >= 1 else 0.0
+        return max(common, least)
 
     def least_time(self, item: int) -> float:
         """The least time in which an entry can be served (µs), whatever it costs."""
@@ -280,15 +250,15 @@ class GroupingProblem:
         return least
 
 
-def columns_of(groups: Sequence[Group], roots: Ints) -> Columns:
-    """Groups for the engine, those of a root a group of columns; `roots` rise."""
+def columns_of(groups: Sequence[Group]) -> Columns:
+    """Groups for the engine, those of a root a group of columns."""
     items = [sorted(group.items) for group in groups]
     return Columns(
         cost=np.array([g.cost for g in groups]),
         starts=np.cumsum([0, *map(len, items)]),
         rows=np.array([i for own in items for i in own], dtype=np.int64),
         values=np.ones(sum(map(len, items))),
-        group=np.searchsorted(roots, [g.root for g in groups]),
+        group=np.array([g.root for g in groups], dtype=np.int64),
         source=groups,
     )
 

@@ -17,9 +17,8 @@ import numpy as np
 from flows.planning.engine.columns import undominated
 from flows.planning.entries.groups import EntryClass, Group, GroupingProblem
 from flows.planning.entries.seats import Key, SeatRoute, Step, steps_of
-from flows.planning.entries.subsets import MOST_TOGETHER, cheapest_cut, members_in, members_of
 from flows.planning.entries.tables import Options, vgpus_for
-from flows.planning.solver.arrays import FAR, Floats, Ints
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.scheduler.compiled import entry as kernel_entry
 
@@ -131,32 +130,14 @@ def _bundles(
         options = field.aligning(first, group.root)
         for some in [items] if joined else [[item] for item in items]:
             left = np.minimum(field.limit[some], least) - time
-            for members, row in _cuts(options, left, field.rate[some], field.table.most):
+            for members, row in _neighbours(options, left, field.rate[some], field.table.most):
                 yield SeatRoute(group.root, first, row), [some[m] for m in members]
-
-
-def _cuts(
-    options: Options, left: Floats, rates: Floats, most: int
-) -> list[tuple[Sequence[int], int]]:
-    """Items that share a stage, and its option, at the least cost; times left rise.
-
-    Exact for few items, and for equal rates: then neighbours share.
-    """
-    if len(rates) > MOST_TOGETHER or len(set(rates.tolist())) == 1:
-        return _neighbours(options, left, rates, most)
-    taken = members_in(len(rates))
-    costs = options.cost(taken @ rates[:, None], most)
-    tightest = np.where(taken, left, np.inf).min(axis=1, initial=np.inf)
-    costs[options.time_us > tightest[:, None]] = np.inf
-    row = costs.argmin(axis=1)
-    cost = costs[np.arange(len(taken)), row]
-    found = cheapest_cut(np.where(np.isfinite(cost), cost, FAR))
-    return [(members_of(s), int(row[s])) for s in found]
 
 
 def _neighbours(
     options: Options, left: Floats, rates: Floats, most: int
 ) -> list[tuple[Sequence[int], int]]:
+    """Neighbours that share a stage, and its option, at the least cost; times left rise."""
     best, total = np.zeros(len(rates) + 1), np.concatenate([[0.0], np.cumsum(rates)])
     before, row = np.zeros((2, len(rates) + 1), dtype=np.int64)
     neighbours(left, total, (options.time_us, options.price, options.work), most, best, before, row)

@@ -93,50 +93,46 @@ def _cells(field: GroupingProblem, units: Ints) -> Iterator[_Cell]:
 
 
 class Groups:
-    """A pricer of groups of items; those of a root are a group of columns.
-
-    Attributes:
-        roots: rising numbers of roots, one for each group of columns.
-    """
+    """A pricer of groups of items; those of a root are a group of columns."""
 
     quick = True
 
     def __init__(self, field: GroupingProblem) -> None:
-        self.field, self.roots = field, field.needed_roots
+        self.field = field
         units = np.floor(field.rate / field.unit * (1 + ROUNDING) + ROUNDING).astype(np.int64)
         self.cells = list(_cells(field, units))
         self.loads = np.concatenate([cell.loads for cell in self.cells])
         self.each = np.array([cell.each for cell in self.cells])
         self.first = np.cumsum([0, *(len(cell.loads) for cell in self.cells)])
-        self.aligned = np.concatenate([cell.aligned for cell in self.cells], axis=1)[self.roots]
-        self.beside = field.parts_beside()[self.roots]
-        self.cheapest, self.work = field.root_price[self.roots], field.root_work[self.roots]
-        self.fewest = np.zeros(len(self.roots))
+        self.aligned = np.concatenate([cell.aligned for cell in self.cells], axis=1)
+        self.beside = field.parts_beside()
+        self.cheapest, self.work = field.root_price, field.root_work
+        self.fewest = np.zeros(len(self.work))
         one = 1.0 if field.table.most == ANY_NUMBER else np.inf
-        self.most = np.full(len(self.roots), one)
+        self.most = np.full(len(self.work), one)
         count, rates = len(self.cells), int(units.sum()) + 1
         longest = max(len(cell.items) for cell in self.cells) + 1
         self.gains = np.zeros((longest, longest))
         choice = np.zeros((count + 1, rates), dtype=np.int64)
         self.room = np.zeros(choice.shape), choice[1:], np.zeros(rates), choice[0], self.gains
 
-    def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
+    def price(self, duals: Duals, cap: Floats) -> Priced:
         """The best groups of the roots where one pays off most."""
-        del cap, thorough
+        del cap
         most = self._most_that_pays(duals.demand)
         some = np.flatnonzero(most)
         gain, own, taken = self._best(duals.demand, some, most[some])
-        least = np.zeros(len(self.roots))
+        least = np.zeros(len(self.work))
         least[some] = np.minimum(own, 0.0)
         order = np.argsort(least, kind="stable")[:_FRESH]
         order = order[least[order] < -SOLVED * self.cheapest[order]]
         at = np.searchsorted(some, order)
         found = [self._group(*one, gain) for one in zip(order.tolist(), taken[at], strict=True)]
-        return Priced(columns=columns_of(found, self.roots), least=least)
+        return Priced(columns=columns_of(found), least=least)
 
     def least(self, pi: Floats) -> Floats:
         """[roots] no group has a lower reduced cost."""
-        every = np.arange(len(self.roots))
+        every = np.arange(len(self.work))
         return self._best(pi, every, np.full(len(every), self.room[0].shape[1] - 1))[1]
 
     def _most_that_pays(self, pi: Floats) -> Ints:
@@ -187,7 +183,7 @@ class Groups:
         load = float(self.field.rate[items].sum())
         vgpus = float(vgpus_for(load, self.work[at : at + 1])[0])
         cost = float(self.cheapest[at] * vgpus + beside)
-        return Group(items=tuple(sorted(items)), root=int(self.roots[at]), cost=cost)
+        return Group(items=tuple(sorted(items)), root=at, cost=cost)
 
 
 @kernel

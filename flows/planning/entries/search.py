@@ -70,7 +70,7 @@ def cheapest(
         wanted=wanted,
         plan=pooled(field, alone),
     )
-    search.pool.add(columns_of(alone, search.pricer.roots))
+    search.pool.add(columns_of(alone))
     bound = search.run(prove=prove)
     return search.plan, bound
 
@@ -230,7 +230,7 @@ class _Search:
         lowest = bound
         for cost in self._costs(bound):
             ways: set[SeatRoute] = set()
-            for root in self.pricer.roots[least <= cost - bound + SOLVED].tolist():
+            for root in np.flatnonzero(least <= cost - bound + SOLVED).tolist():
                 ways |= ways_to(self.problem, root)
                 if len(ways) > _MOST_WAYS:
                     return lowest

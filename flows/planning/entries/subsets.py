@@ -1,4 +1,4 @@
-"""All subsets of few entries: what they cost, and the cheapest partition into some of them."""
+"""All subsets of few entries of a start: what their alignment stages cost."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,18 +34,6 @@ def members_in(count: int) -> NDArray[np.bool_]:
 def members_of(subset: int) -> tuple[int, ...]:
     """Items of a subset, by its bits."""
     return tuple(item for item in range(subset.bit_length()) if subset >> item & 1)
-
-
-def cheapest_cut(cost: Floats) -> list[int]:
-    """Subsets of the cheapest partition, given the cost of every subset by its bits."""
-    total, last = np.zeros(len(cost)), np.zeros(len(cost), dtype=np.int64)
-    cheapest_partition(cost, total, last)
-    found: list[int] = []
-    left = len(cost) - 1
-    while left:
-        found.append(int(last[left]))
-        left ^= found[-1]
-    return found
 
 
 @kernel_entry

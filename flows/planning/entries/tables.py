@@ -80,11 +80,6 @@ class Kind(NamedTuple):
     link_rps: tuple[float, ...]
     batch: int
 
-    def replaces(self, other: "Kind") -> bool:
-        """True if whatever comes to the other can come to this one as well."""
-        same = self[:2] == other[:2]
-        return same and (not other.batch or self.batch % other.batch == 0)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:

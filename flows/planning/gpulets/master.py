@@ -165,12 +165,11 @@ class PatternPricer:
         half = duals.half if len(duals.half) else np.zeros(len(cap))
         return Worths.of(duals.demand / self.unit, half, cap * self.unit)
 
-    def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
+    def price(self, duals: Duals, cap: Floats) -> Priced:
         """The best patterns of every class; GPUs dear enough that none pays off.
 
         Of a class whose patterns were not all looked at in time nothing is proven.
         """
-        del thorough
         worth, values = self.worth(duals, cap), np.zeros(len(self.most))
         found: list[Pattern] = []
         for own in self.patterns:
@@ -214,7 +213,7 @@ class PatternPricer:
         count = len(self.unit)
         for demand in np.eye(count):
             duals = Duals(demand=demand * self.unit, resource=np.zeros(len(self.most)))
-            pool.add(self.price(duals, np.full(count, np.inf), thorough=True).columns)
+            pool.add(self.price(duals, np.full(count, np.inf)).columns)
             if watch.over():
                 break
 

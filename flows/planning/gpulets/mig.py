@@ -84,9 +84,8 @@ class SlicePricer:
         rows = self._useful
         return rows, self.kind[rows], np.minimum(self.rates[rows], cap)
 
-    def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
+    def price(self, duals: Duals, cap: Floats) -> Priced:
         """The best option of every kind; slices and GPUs dear enough that none pays off."""
-        del thorough
         rows, kind, rates = self.useful(cap)
         values = rates @ duals.demand
         best = best_of_each([kind], -values)

@@ -161,9 +161,9 @@ class Configurations:
         np.minimum.at(least, self.columns.model, each)
         return least
 
-    def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
+    def price(self, duals: Duals, cap: Floats) -> Priced:
         """The best configuration of each model, and prices that none beats."""
-        del cap, thorough
+        del cap
         models, floors, columns = len(self.goal.weight), self.floors, self.columns
         worth = duals.demand[:models].copy()
         worth[floors] += duals.demand[models:]
@@ -267,10 +267,13 @@ def least_loss(problem: Problem, columns: Columns, bound: Bound) -> Floats:
     return np.maximum(best, 0.0)
 
 
-def undominated(problem: Problem, columns: Columns, rows: Ints) -> Ints:
+def undominated(
+    problem: Problem, columns: Columns, rows: Ints, times: Floats | None = None
+) -> Ints:
     """Those of `rows` that no other of the same model and vGPU types replaces; the first of equals.
 
-    The order of stages does not matter: a stage is worth its type and rate.
+    The order of stages does not matter: a stage is worth its type and rate. With `times` [n] none
+    replaces a shorter one.
     """
     real = np.isfinite(columns.rate_rps[rows])
     key = np.where(real, columns.types[rows], len(problem.types))
@@ -278,14 +281,10 @@ def undominated(problem: Problem, columns: Columns, rows: Ints) -> Ints:
     order = np.lexsort((-rate, key), axis=1)
     key = np.take_along_axis(key, order, axis=1)
     rate = np.take_along_axis(rate, order, axis=1)
-    group = groups_of(problem, columns.model[rows], key)
-    rate = np.where(np.isfinite(rate), rate, 1.0)
-    return rows[engine.undominated(rate, group)]
-
-
-def groups_of(problem: Problem, model: Ints, kind: Ints) -> Ints:
-    """[n] a number that models [n] have in common where their vGPU types [n, S] are the same."""
-    group = model
-    for s in range(kind.shape[1]):
-        group = group * (len(problem.types) + 1) + kind[:, s]
-    return group
+    group = columns.model[rows]
+    for s in range(key.shape[1]):
+        group = group * (len(problem.types) + 1) + key[:, s]
+    worth = np.where(np.isfinite(rate), rate, 1.0)
+    if times is not None:
+        worth = np.column_stack([worth, -times[rows]])
+    return rows[engine.undominated(worth, group)]

@@ -11,10 +11,10 @@ import numpy as np
 
 from flows.planning.entries.groups import Group, GroupingProblem, items_of
 from flows.planning.entries.plan import Solved, by_rule, fragments, require_reachable
-from flows.planning.entries.subsets import cheapest_cut, members_of
+from flows.planning.entries.subsets import cheapest_partition, members_of
 from flows.planning.entries.tables import ModelTable
 from flows.planning.registry import Inputs
-from flows.planning.solver.arrays import FAR
+from flows.planning.solver.arrays import FAR, Floats
 from triton_backend.contract.errors import InputError
 
 _MOST_FRAGMENTS = 12  # of which every grouping is looked at
@@ -59,3 +59,15 @@ def cheapest_groups(field: GroupingProblem) -> list[Group]:
     groups = [field.best(members_of(subset)) for subset in range(1, 1 << len(field.items))]
     cost = np.array([FAR, *(group.cost for group in groups)])
     return [groups[subset - 1] for subset in cheapest_cut(cost)]
+
+
+def cheapest_cut(cost: Floats) -> list[int]:
+    """Subsets of the cheapest partition, given the cost of every subset by its bits."""
+    total, last = np.zeros(len(cost)), np.zeros(len(cost), dtype=np.int64)
+    cheapest_partition(cost, total, last)
+    found: list[int] = []
+    left = len(cost) - 1
+    while left:
+        found.append(int(last[left]))
+        left ^= found[-1]
+    return found

@@ -24,9 +24,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from flows.planning.applications.lines import Graph, Lines
-from flows.planning.engine.columns import undominated
 from flows.planning.inputs import Problem
-from flows.planning.pool.bound import Goal, groups_of
+from flows.planning.pool.bound import Goal
 from flows.planning.pool.columns import Columns
 from flows.planning.pool.integer import (
     Layout,
@@ -41,17 +40,6 @@ from flows.planning.solver.tolerances import SOLVED
 
 Floor = tuple[int, Floats, Callable[[Floats], Floats]]
 """A line, prices [C], and what it costs at least at these within budgets [n] (µs)."""
-
-
-def undominated_in_time(problem: Problem, columns: Columns, times: Floats) -> Ints:
-    """Rows that no other of the same line and vGPU types replaces.
-
-    As fast in every stage, as short.
-    """
-    real = np.isfinite(columns.rate_rps)
-    kind = np.where(real, columns.types, len(problem.types))
-    worth = np.column_stack([np.where(real, columns.rate_rps, 1.0), -times])
-    return np.flatnonzero(undominated(worth, groups_of(problem, columns.model, kind)))
 
 
 def solve_levels(

@@ -17,14 +17,11 @@ import numpy as np
 from flows.planning.applications.division import BudgetSplit, Separate, Staircase, divide
 from flows.planning.applications.lines import Lines
 from flows.planning.inputs import Problem
-from flows.planning.pool.applications.levels import (
-    solve_levels,
-    undominated_in_time,
-)
+from flows.planning.pool.applications.levels import solve_levels
 from flows.planning.pool.applications.line_bounds import HandedOut, LineLowerBounds, hand_out
 from flows.planning.pool.applications.staircases import HeldStair, LineAtPrices, choose
 from flows.planning.pool.at_prices.blocks import step_of
-from flows.planning.pool.bound import Bound, Goal, least_loss, solve_bound
+from flows.planning.pool.bound import Bound, Goal, least_loss, solve_bound, undominated
 from flows.planning.pool.columns import Columns, enumerate_columns, latencies_us
 from flows.planning.pool.integer import score_of
 from flows.planning.pool.search import Found, search
@@ -99,7 +96,7 @@ class Pools:
         if self._columns is None or self._times is None:
             feasible = enumerate_columns(self.problem, self.options.max_partitions)
             times = self._latencies(feasible)
-            rows = undominated_in_time(self.problem, feasible, times)
+            rows = undominated(self.problem, feasible, np.arange(len(feasible)), times)
             self._columns, self._times = feasible.take(rows), times[rows]
             self.configurations = {
                 "enumerated": feasible.enumerated,

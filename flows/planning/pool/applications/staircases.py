@@ -32,8 +32,6 @@ from flows.planning.solver.solve import Limits, solve_integer
 from flows.planning.solver.tolerances import ROUND_OFF_US, ROUNDING
 from flows.planning.watch import Watch
 
-_GRID = 100_000  # numbers of GPUs of all classes but one that are looked at one by one
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldStair(Stair):
@@ -101,8 +99,6 @@ class LineAtPrices:
             return replace(best, least=inf)
         if best.cost <= floor * (1 + ROUNDING):
             return best
-        if self._width == 1 and np.prod(self.problem.gpus[1:] + 1) <= _GRID:
-            return self._of_whole_models(rows, best)
         rows = undominated(self.problem, self.columns, rows)
         blocks = ModelBlocks(self.problem, self.columns.take(rows), self.watch)
         rate = np.array([self.rate_rps])
@@ -124,35 +120,6 @@ class LineAtPrices:
             if best.cost <= least * (1 + ROUNDING) or self.watch.over():
                 break
         return replace(best, least=min(least, best.cost))
-
-    def _of_whole_models(self, rows: Ints, known: HeldStair) -> HeldStair:
-        """Without pipelines a class has one best allocation to run a GPU.
-
-        All numbers of GPUs, the first class filled up.
-        """
-        problem, own = self.problem, self.columns
-        kinds = own.types[rows, 0]
-        rate = own.rate_rps[rows, 0] * problem.type_divisor[kinds]
-        classes = len(problem.gpus)
-        fastest = np.full(classes, -1)
-        for at in np.argsort(rate, kind="stable"):
-            fastest[problem.type_class[kinds[at]]] = at
-        fast = np.where(fastest >= 0, rate[fastest], 0.0)
-        grid = np.indices((*problem.gpus[1:] + 1, 1)).reshape(classes, -1)[:-1]
-        left = np.maximum(0.0, self.rate_rps * (1 - ROUNDING) - fast[1:] @ grid)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            first = np.where(left > 0, np.ceil(left / fast[0] * (1 - ROUNDING)), 0.0)
-            cost = self.price[0] * first + self.price[1:] @ grid
-        cost[first > problem.gpus[0]] = inf
-        at = int(cost.argmin())
-        if cost[at] == inf:
-            return replace(known, least=inf)
-        vector = np.array([int(first[at]), *grid[:, at]])
-        used = np.flatnonzero((vector > 0) & (fastest >= 0))
-        allocations = rows[fastest[used]]
-        vgpus = vector[used] * problem.type_divisor[own.types[allocations, 0]]
-        stair = self._stair((allocations, vgpus[:, None]))
-        return replace(stair, least=stair.cost)
 
     def _nothing(self, budget_us: int, floor: float) -> HeldStair:
         return HeldStair(

@@ -111,9 +111,9 @@ class ModelPricer:
         """[C] what a GPU costs at prices."""
         return duals.resource + self.gpu_cost
 
-    def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
+    def price(self, duals: Duals, cap: Floats) -> Priced:
         """A cheap column for every model; no column known costs less than `least`."""
-        del cap, thorough
+        del cap
         items = self.blocks.propose(self.paid(duals), self.need)
         made = [(n, *self.blocks.total(own)) for n, own in enumerate(items) if len(own)]
         columns = self._columns(

@@ -63,6 +63,7 @@ _KEPT = 0.01  # relative gap at which GPUs that stay are counted
 _TARGETS = (1e-2, 2e-3, 5e-4, 1e-4, 1e-5)  # gaps proven where the one asked for is not
 _RETURNS = 12  # how often columns that a proof found go back to the master program
 _EFFORT = 400_000  # iterations of the solver in proofs
+_ONE_EACH = Tools(most=lambda columns: np.ones(len(columns)))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -150,7 +151,6 @@ class Search:
             close=max(_SETTLED, self.gap / 10) if fixed else _SETTLED,
             rounds=_ROUNDS,
             enough=enough,
-            thorough=False,
         )
         relaxed = generation.run(self._duals(self.price))
         if np.isfinite(relaxed.bound):
@@ -204,7 +204,7 @@ class Search:
             cutoff=before if fixed else -1 - ROUNDING,
             enough=np.inf if fixed else -1.0,
         )
-        restricted(cover, choice, Incumbent(judge=self._judged), limits, Tools())
+        restricted(cover, choice, Incumbent(judge=self._judged), limits, _ONE_EACH)
         if self.best.score > before:
             self.watch.report(self.best.score, self.bound)
 
@@ -259,7 +259,7 @@ class Search:
         )
         limits = Limits(relative_gap=_KEPT, nodes=FEW_NODES, seconds=self.watch.left_s())
         found = Incumbent()
-        restricted(replace(cover, free=free), both, found, limits, Tools())
+        restricted(replace(cover, free=free), both, found, limits, _ONE_EACH)
         chosen = self._allocations(found.columns) if np.isfinite(found.cost) else None
         if chosen is not None:
             self.best.prefer(self.vgpus(chosen))
@@ -327,7 +327,7 @@ class Search:
         """The least cost of models; proofs at the same prices and rates still hold."""
         cover, duals, parts = self._cover(level), self._duals(self.price), self._parts
         pricer = self._asked(cover)
-        cost = pricer.price(duals, cover.cap, thorough=True).least
+        cost = pricer.price(duals, cover.cap).least
         if (
             parts is None
             or not np.array_equal(parts.duals.resource, self.price)

@@ -49,9 +49,8 @@ class Knapsacks:
     quick: bool = False
     steps: int = 1
 
-    def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
+    def price(self, duals: Duals, cap: Floats) -> Priced:
         """One best column of every group, all proven."""
-        del thorough
         best = [self._nearest(g, duals, cap, np.inf, 1) for g in range(len(self.room))]
         least = np.array([float(reduced[0]) for _, reduced, _ in best])
         return Priced(columns=Columns.joined([columns for columns, _, _ in best]), least=least)

@@ -60,10 +60,10 @@ def whole(problem: Problem, columns: Columns, fixed: int | None = None) -> float
 def test_any_prices_prove_a_bound_that_is_not_above_the_optimum(number: int, seed: int) -> None:
     problem = some(number)
     duals = some_duals(problem, seed)
-    priced = problem.pricer.price(duals, problem.cover.cap, thorough=True)
+    priced = problem.pricer.price(duals, problem.cover.cap)
     bound, proving = bound_at(problem.cover, problem.pricer, duals, priced)
     assert not above(bound, problem.best)
-    again = problem.pricer.price(proving, problem.cover.cap, thorough=True)
+    again = problem.pricer.price(proving, problem.cover.cap)
     assert not np.isnan(bound)
     assert not above(bound_at(problem.cover, problem.pricer, proving, again)[0], problem.best)
 
@@ -119,8 +119,8 @@ def test_screening_with_room_for_all_keeps_every_better_plan(
 class Unlucky(Knapsacks):
     """Answers whose least is 0 but for rounding."""
 
-    def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
-        priced = Knapsacks.price(self, duals, cap, thorough=thorough)
+    def price(self, duals: Duals, cap: Floats) -> Priced:
+        priced = Knapsacks.price(self, duals, cap)
         return replace(priced, least=priced.least - 1e-17)
 
 
@@ -129,9 +129,7 @@ def test_a_least_that_rounding_puts_below_zero_still_proves_a_bound() -> None:
     problem = cutting_stock(100, sizes, demand)
     values = {name: getattr(problem.pricer, name) for name in Knapsacks.__dataclass_fields__}
     duals = Duals(demand=np.array([0.4, 0.2]), resource=np.zeros(0))
-    priced = replace(
-        problem.pricer.price(duals, problem.cover.cap, thorough=True), least=np.array([-1e-17])
-    )
+    priced = replace(problem.pricer.price(duals, problem.cover.cap), least=np.array([-1e-17]))
     assert bound_at(problem.cover, Unlucky(**values), duals, priced)[0] == pytest.approx(1.4)
 
 
@@ -173,11 +171,11 @@ def test_nothing_needed_costs_nothing() -> None:
 class StopsAfter(Knapsacks):
     """A pricer that ends the run at its n-th answer."""
 
-    def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
+    def price(self, duals: Duals, cap: Floats) -> Priced:
         left.append(0)
         if len(left) == stop_at[0]:
             watch[0].stop()
-        return Knapsacks.price(self, duals, cap, thorough=thorough)
+        return Knapsacks.price(self, duals, cap)
 
 
 left: list[int] = []
@@ -196,7 +194,7 @@ def test_a_run_that_ends_at_any_time_leaves_a_valid_bound(number: int, answers: 
     pool = Pool()
     relaxed = relax(problem.cover, StopsAfter(**values), pool, watch[0])
     assert not above(relaxed.bound, problem.best)
-    priced = problem.pricer.price(relaxed.duals, problem.cover.cap, thorough=True)
+    priced = problem.pricer.price(relaxed.duals, problem.cover.cap)
     proven = bound_at(problem.cover, problem.pricer, relaxed.duals, priced)[0]
     assert relaxed.bound <= proven + CLOSE * max(1.0, abs(proven))
 
@@ -258,14 +256,14 @@ def test_two_columns_that_supply_some_or_one_that_supplies_all_meet_halves() -> 
         assert mixed.value == pytest.approx(value)
 
 
-def test_a_pricer_without_a_quick_form_is_asked_at_the_prices_of_the_program_only() -> None:
+def test_a_pricer_that_is_not_quick_is_asked_at_the_prices_of_the_program_only() -> None:
     problem = cutting_stock(60, np.array([35, 24, 14]), np.array([3.0, 5.0, 7.0]))
     asked: list[Duals] = []
 
     class Noted(Knapsacks):
-        def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
+        def price(self, duals: Duals, cap: Floats) -> Priced:
             asked.append(duals)
-            return Knapsacks.price(self, duals, cap, thorough=thorough)
+            return Knapsacks.price(self, duals, cap)
 
     values = {name: getattr(problem.pricer, name) for name in Knapsacks.__dataclass_fields__}
     answers: dict[bool, tuple[float, int]] = {}
@@ -276,22 +274,6 @@ def test_a_pricer_without_a_quick_form_is_asked_at_the_prices_of_the_program_onl
         answers[quick] = relaxed.bound, len(asked)
     assert answers[False][0] == pytest.approx(answers[True][0])
     assert answers[False][1] < answers[True][1]
-
-
-def test_a_run_that_asks_no_slower_form_ends_where_the_quick_one_brings_nothing() -> None:
-    problem = cutting_stock(60, np.array([35, 24, 14]), np.array([3.0, 5.0, 7.0]))
-    asked: list[bool] = []
-
-    class Forms(Knapsacks):
-        def price(self, duals: Duals, cap: Floats, *, thorough: bool) -> Priced:
-            asked.append(thorough)
-            return Knapsacks.price(self, duals, cap, thorough=thorough)
-
-    values = {name: getattr(problem.pricer, name) for name in Knapsacks.__dataclass_fields__}
-    pricer = replace(Forms(**values), quick=True)
-    quick = Generation(problem.cover, pricer, Pool(), Watch(), thorough=False).run()
-    assert set(asked) == {False}
-    assert quick.bound == pytest.approx(relax(problem.cover, pricer, Pool(), Watch()).bound)
 
 
 def test_a_run_whose_first_prices_prove_enough_solves_no_program() -> None:

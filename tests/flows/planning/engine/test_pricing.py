@@ -38,7 +38,7 @@ def test_the_toy_pricer_keeps_what_a_pricer_promises(number: int, seed: int) -> 
     cover, pricer, duals = problem.cover, problem.pricer, some_duals(problem, seed)
     every = pricer.all()
     reduced = duals.reduced(every.capped(cover.caps))
-    priced = pricer.price(duals, cover.cap, thorough=True)
+    priced = pricer.price(duals, cover.cap)
     slack = priced.least + 0.5
     within = pricer.within(duals, cover.cap, slack, 40)
     found = set(within.columns.source)

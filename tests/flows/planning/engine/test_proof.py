@@ -80,7 +80,7 @@ def test_a_bound_by_slack_holds_at_any_prices(
     cover, pricer, duals = problem.cover, problem.pricer, some_duals(some(number), seed)
     if pooled:
         pool.add(pricer.all())
-    priced = pricer.price(duals, cover.cap, thorough=True)
+    priced = pricer.price(duals, cover.cap)
     proven, duals = bound_at(cover, pricer, duals, priced)
     relaxed = Relaxed(value=np.inf, bound=proven, duals=duals, mixed=None)
     rungs = [Rung(columns=columns, nodes=5), Rung(columns=2 * columns, nodes=5)]
@@ -167,9 +167,7 @@ def test_parts_claim_no_target_that_a_plan_beats(
         relax(problem.cover, problem.pricer, pool, Watch(), rounds=3)
     some_parts = parts(problem, seed, known=pool.columns)
     exact = some_parts.value(
-        problem.pricer.price(
-            some_parts.duals, np.full(len(problem.cover.need), np.inf), thorough=True
-        ).least
+        problem.pricer.price(some_parts.duals, np.full(len(problem.cover.need), np.inf)).least
     )
     target = exact + share * max(1.0, abs(exact)) if np.isfinite(exact) else share
     with ThreadPoolExecutor(2) as executor:

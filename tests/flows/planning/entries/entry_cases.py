@@ -12,11 +12,11 @@ from flows.planning import PlanOptions, make_plan
 from flows.planning.entries.groups import Group, GroupingProblem, items_of
 from flows.planning.entries.subsets import (
     aligned_subsets,
-    cheapest_cut,
     members_in,
     members_of,
 )
 from flows.planning.entries.tables import read_tables
+from flows.planning.papers.graft.rules import cheapest_cut
 from flows.planning.registry import Inputs, planner_named
 from flows.planning.solver.arrays import FAR
 from flows.planning.verify.numbers import verify_plan

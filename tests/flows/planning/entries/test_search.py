@@ -1,5 +1,6 @@
 """Searches for the cheapest plan of entries: the least of all subsets, and what is proven."""
 
+import numpy as np
 import pytest
 
 from flows.planning.entries.pooling import Pooled, ways_to
@@ -43,7 +44,7 @@ def test_ways_of_a_better_plan_are_not_left_out(seed: int) -> None:
     least = sum(group.cost for group in by_subsets(field))
     pi = field.parts().min(axis=0)
     open_ = least - float(pi.sum()) + 1e-6
-    roots = pricer.roots[pricer.least(pi) <= open_]
+    roots = np.flatnonzero(pricer.least(pi) <= open_)
     ways = set[SeatRoute]().union(*(ways_to(field, root) for root in roots.tolist()))
     taken, bound = seated(field, ways, EXACTLY)
     assert set(taken) <= set(ways)
@@ -104,3 +105,11 @@ def test_every_batch_fills_the_shared_batch_that_it_boards(seed: int) -> None:
     for chain in plan.chains:
         assert chain.steps[-1].batch % chain.steps[0].batch == 0
         assert sum(step.time_us for step in chain.steps) <= chain.item.limit_us
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rates", [(30,), (5, 30)])
+def test_many_entries_are_served_near_a_bound(rates: tuple[float, ...]) -> None:
+    plan, bound = cheapest(field_of(case(0, 450, blocks=4, rates=rates)), Watch(), gap=0.01, step=5)
+    assert served(plan) == list(range(450))
+    assert bound <= plan.cost <= 1.1 * bound

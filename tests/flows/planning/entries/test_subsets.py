@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from flows.planning.entries.subsets import cheapest_cut
 from flows.planning.solver.arrays import FAR
-from tests.flows.planning.entries.entry_cases import by_subsets, case, field_of
+from tests.flows.planning.entries.entry_cases import by_subsets, case, cheapest_cut, field_of
 
 
 def test_the_cheapest_cut_takes_no_group_that_cannot_be() -> None:

@@ -151,5 +151,5 @@ def test_prices_prove_nothing_where_the_time_ends_a_search(
     assert not whole
     best, _ = own.best(worth, Watch())
     assert max((value for value, _ in found), default=0.0) <= max(value for value, _ in best)
-    priced = pricer.price(duals, np.full(count, np.inf), thorough=True)
+    priced = pricer.price(duals, np.full(count, np.inf))
     assert (priced.least.tolist(), priced.feasible) == ([-np.inf], None)

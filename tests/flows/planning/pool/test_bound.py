@@ -97,7 +97,7 @@ def test_the_pricer_keeps_what_a_pricer_promises(objective: str, prices: list[fl
     rate = np.array(prices[:2]) / 1e3
     demand = rate if goal.fixed else np.append(rate, prices[2] / 1e3)
     asked = Duals(demand=demand, resource=np.array(prices[3:]))
-    priced = pricer.price(asked, np.full(len(demand), np.inf), thorough=True)
+    priced = pricer.price(asked, np.full(len(demand), np.inf))
     paid = columns.usage @ (goal.price + asked.resource)
     worth = rate + (0.0 if goal.fixed else np.array([0.0, prices[2] / 1e3]))
     for model in range(2):

@@ -123,7 +123,7 @@ def test_the_best_choice_is_taken_and_never_beats_the_relaxation(
     assert np.isfinite(found.cost) == bool(values)
     pool = Pool()
     pool.add(choice)
-    relaxed = Generation(cover, own, pool, Watch(), thorough=False).run()
+    relaxed = Generation(cover, own, pool, Watch()).run()
     if values:
         assert np.isclose(found.cost, min(values))
         assert relaxed.value <= found.cost + 1e-7
@@ -142,7 +142,7 @@ def test_the_least_reduced_cost_is_that_of_all_known_columns_that_serve_enough(
 ) -> None:
     duals = Duals(demand=np.full(MODELS, worth), resource=np.array(price))
     own = pricer(known, PRICE)
-    priced = own.price(duals, np.full(MODELS, np.inf), thorough=True)
+    priced = own.price(duals, np.full(MODELS, np.inf))
     assert len(priced.columns) == 0
     for model in range(MODELS):
         costs = [
