@@ -404,7 +404,8 @@ def _highest(rule: Rule, inputs: Inputs) -> tuple[float, float, Placed]:
         if fits(_TRACE * above):  # else halving would go on to nothing
             low, _ = halved(lambda at: not watch.over() and fits(at), low, above, close=_CLOSE)
     if low not in placed:
-        raise InfeasibleError(_ALL, "its GPUs serve not all entries at once, at any rate")
+        none = "its GPUs serve not all entries at once, at any rate"
+        raise inputs.watch.no_plan() if inputs.watch.over() else InfeasibleError(_ALL, none)
     return low, max(min(beyond), low), placed[low]
 
 

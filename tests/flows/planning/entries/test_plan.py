@@ -17,6 +17,7 @@ from flows.planning.entries.tables import ModelTable
 from flows.planning.promises.headroom import at_part
 from flows.planning.registry import Inputs, planner_named
 from flows.planning.verify.numbers import verify_plan
+from flows.planning.watch import Watch
 from tests.flows.planning import small
 from tests.flows.planning.entries.entry_cases import (
     Case,
@@ -262,6 +263,14 @@ def test_entries_that_fit_at_no_rate_are_refused_after_few_tries(
     with pytest.raises(InfeasibleError, match="its GPUs serve not all entries at once, at any"):
         make_plan(profiles, small.cluster(1, 1), asked, PlanOptions(planner="graft"))
     assert len(set(tried)) <= 4
+
+
+def test_a_search_that_is_ended_says_nothing_of_rates_that_it_did_not_try() -> None:
+    problem, watch = made(profile(7), [entry("much", 0, 20, 3_000)], gpus=1), Watch()
+    watch.stop()
+    options = PlanOptions(planner="graft", objective="throughput")
+    with pytest.raises(InfeasibleError, match=r"no plan in .* s, then it was ended"):
+        make_plan(problem.profiles, problem.cluster, problem.workload, options, watch)
 
 
 def test_a_class_that_has_too_few_gpus_leaves_the_rest_to_others() -> None:
