@@ -6,6 +6,7 @@ Parsed back by Triton's own and Kubernetes' own schemas.
 import json
 import shlex
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -499,22 +500,22 @@ def test_a_rendering_that_is_interrupted_leaves_the_folder_as_it_was(
     def content() -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
-    def interrupted(*_: object, **__: object) -> str:
-        raise KeyboardInterrupt
-
     write = bundle_module.render_template
+
+    def interrupted_at(name: str) -> Callable[..., str]:
+        def render(template: str, **values: object) -> str:
+            if template == name:
+                raise KeyboardInterrupt
+            return write(template, **values)
+
+        return render
+
     for name in ("container/README.md.j2", "kubernetes/group.yaml.j2"):
         monkeypatch.setattr(bundle_module, "render_template", write)
         render_container(slices_of_cards(), tmp_path / "bundle", ContainerOptions())
         (tmp_path / "bundle" / "own.txt").write_text("own")
         before = content()
-        monkeypatch.setattr(
-            bundle_module,
-            "render_template",
-            lambda which, name=name, **values: (
-                interrupted() if which == name else write(which, **values)
-            ),
-        )
+        monkeypatch.setattr(bundle_module, "render_template", interrupted_at(name))
         for folder in ("bundle", "fresh"):
             with pytest.raises(KeyboardInterrupt):
                 render_container(
