@@ -190,10 +190,44 @@ def newest_artifacts(warehouse: Warehouse, name: str) -> dict[tuple[str, int], s
     return {(row["gpu_class"], row["block"]): row["artifact"] for row in rows}
 
 
+def stale_blocks(warehouse: Warehouse, model_key: str) -> dict[str, list[int]]:
+    """Blocks that were measured on another build than what was measured last, by GPU class.
+
+    A profile that was interrupted after a change of runtime leaves them. A build begins with an
+    artifact of a block that has one of the build before already.
+    """
+    rows_of: dict[str, list[dict[str, Any]]] = {}
+    for row in warehouse.query("artifacts_measured", [model_key]):
+        rows_of.setdefault(row["gpu_class"], []).append(row)
+    stale: dict[str, list[int]] = {}
+    for gpu_class, rows in rows_of.items():
+        build, build_of, newest = 0, dict[int, int](), dict[int, tuple[datetime, int]]()
+        for row in rows:
+            block = row["block"]
+            build += build_of.get(block) == build
+            build_of[block] = build
+            newest[block] = max(newest.get(block, (row["last_at"], build)), (row["last_at"], build))
+        last = max(newest.values())[1]
+        others = sorted(block for block, (_, of) in newest.items() if of != last)
+        if others:
+            stale[gpu_class] = others
+    return stale
+
+
+def _named_stale(warehouse: Warehouse, model: ModelRecord, classes: set[str] | None) -> list[str]:
+    return [
+        f"{model.name}: {gpu_class}: of {model.blocks} blocks {', '.join(map(str, blocks))}"
+        f" {'was' if len(blocks) == 1 else 'were'} measured on another build than what was measured"
+        f" last; `poolpipe profile` measures {'it' if len(blocks) == 1 else 'them'} again"
+        for gpu_class, blocks in stale_blocks(warehouse, model.model_key).items()
+        if classes is None or gpu_class in classes
+    ]
+
+
 def read_profile(
     warehouse: Warehouse, name: str, classes: Iterable[str] | None = None
 ) -> tuple[ModelProfile, list[str]]:
-    """The newest profile of a model, and warnings about classes that were left out.
+    """The newest profile of a model, and warnings about classes left out or of several builds.
 
     `classes` names the GPU classes wanted; None stands for all that were measured.
 
@@ -212,17 +246,22 @@ def read_profile(
         reason = f"has no profile{on} in {warehouse.path}; `poolpipe profile` measures it"
         raise InputError(f"model {name!r}", reason)
     used = [Utilisation(**row) for row in warehouse.query("newest_utilisations", [model.model_key])]
-    return profile_from_cells(
-        name,
-        with_utilisation(cells, used),
-        model.boundary_bytes,
-        inputs=model.inputs,
-        outputs=model.outputs,
-        boundaries=model.boundaries,
-        block_memory_bytes=model.block_memory_bytes,
-        block_workspace_bytes=model.block_workspace_bytes,
-        split=None if model.folder is None else model.model_key,
-    )
+    stale = _named_stale(warehouse, model, wanted)
+    try:
+        profile, warnings = profile_from_cells(
+            name,
+            with_utilisation(cells, used),
+            model.boundary_bytes,
+            inputs=model.inputs,
+            outputs=model.outputs,
+            boundaries=model.boundaries,
+            block_memory_bytes=model.block_memory_bytes,
+            block_workspace_bytes=model.block_workspace_bytes,
+            split=None if model.folder is None else model.model_key,
+        )
+    except InputError as error:
+        raise InputError(error.where, "; ".join([error.reason, *stale])) from error
+    return profile, [*stale, *warnings]
 
 
 def read_profiles(

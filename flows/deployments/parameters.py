@@ -10,7 +10,7 @@ from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 
 from flows.operations.replanning.options import (
     AutoscaleOptions,
@@ -84,6 +84,8 @@ def _kind(option: Option) -> Any:
         kind = dict[str, kind]
     return kind | None if option.unset else kind
 
+
+MOST_NIGHTLY_BAKE_S = 12 * 3600
 
 Precision = Literal["fp32", "fp16"]
 PRECISION = "Of engines: classes without a `runtime` in cluster.yaml are measured in TensorRT."
@@ -281,6 +283,14 @@ class ReplanParameters(
     cluster: Path
     workload: Path = Field(description="Models and SLOs; rates come from what was measured.")
     advisory: bool = Field(default=False, description="Everything but the rollout.")
+
+    @field_validator("bake_seconds", check_fields=False)
+    @classmethod
+    def _ends_in_time(cls, seconds: float) -> float:
+        if seconds > MOST_NIGHTLY_BAKE_S:
+            reason = f"{seconds:g} is not within 0 and {MOST_NIGHTLY_BAKE_S}"
+            raise ValueError(f"{reason}, so that a night ends before the next one")
+        return seconds
 
     def options(self, in_force: "Plan | None") -> "ReplanOptions":
         """A request for replanning; options not given are those of the plan in force.

@@ -32,9 +32,10 @@ def bring_into_force(work: Workspace, plan: Plan, options: RolloutOptions) -> Ro
     return roll_out(work, plan, options)
 
 
-# No time limit, as `rollout` has none.
+# A run that hangs ends before the next night, which waits for it. The next rollout finishes or
+# undoes one that was cut off.
 @of_form
-@flow(name="replan")
+@flow(name="replan", timeout_seconds=20 * 3600)
 def replan_flow(parameters: ReplanParameters) -> dict[str, Any]:
     """Replan; the new plan is rolled out unless it gains too little or only advice was asked for.
 

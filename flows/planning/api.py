@@ -65,6 +65,8 @@ def make_plan(
 
 def _made(inputs: Inputs) -> Plan:
     """The plan of any planner, for any workload."""
+    if not inputs.cluster.node_count:
+        raise InfeasibleError("cluster", "has no GPUs")
     if inputs.workload.is_mixed:
         return plan_apart(_made, inputs)
     options = inputs.options

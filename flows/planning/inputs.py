@@ -24,7 +24,7 @@ from flows.planning.packing import Part, fits_gpu
 from flows.planning.registry import Inputs, PlanOptions
 from flows.planning.solver.arrays import Floats, Ints
 from triton_backend.contract.cluster import Cluster, GpuClass
-from triton_backend.contract.errors import InputError
+from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import BYTES_PER_GIB, StageMemory
 from triton_backend.contract.profiles import ModelProfile, ProfileTable
 from triton_backend.contract.shares import PER_PERCENT, WHOLE_GPU, divisor_of
@@ -358,12 +358,30 @@ def _usable_types(
         and inputs.options.class_allowed(profile.name, classes[c].name)
     }
     if not usable:
-        measured = "; ".join(key.text() for key in profile.tables) or "nothing"
-        raise InputError(
+        raise without_gpus(inputs, profile) or InputError(
             f"workload model {profile.name!r}",
-            f"not measured on any GPU class of the cluster that it may use; measured: {measured}",
+            "not measured on any GPU class of the cluster that it may use; measured:"
+            f" {_measured(profile)}",
         )
     return usable
+
+
+def without_gpus(inputs: Inputs, profile: ModelProfile) -> InfeasibleError | None:
+    """The complaint about a model that was measured on classes without a GPU alone."""
+    cluster, allowed = inputs.cluster, inputs.options.class_allowed
+    if not any(
+        profile.table(one.name, share, one.basis)
+        for one in cluster.gpu_classes
+        if not cluster.gpus(one.name) and allowed(profile.name, one.name)
+        for share in one.shares
+    ):
+        return None
+    reason = "the cluster has no GPU of a class that it may use and was measured on; measured:"
+    return InfeasibleError(f"workload model {profile.name!r}", f"{reason} {_measured(profile)}")
+
+
+def _measured(profile: ModelProfile) -> str:
+    return "; ".join(key.text() for key in profile.tables) or "nothing"
 
 
 def _model_arrays(

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import duckdb
@@ -123,6 +123,55 @@ def test_an_artifact_that_is_taken_up_again_is_measured_again(store: Warehouse) 
     add_cells(store, "k1", cells(200.0, "another"), LATER)
     assert measured_cells(store, "k1", ["one runtime"]) == set()
     assert len(measured_cells(store, "k1", ["another"])) == 4
+
+
+def of_block(block: int, runtime: str) -> list[CellRecord]:
+    """Its cells with an artifact of its own."""
+    known = [cell for cell in cells(100.0) if cell.block == block]
+    return [replace(cell, artifact=f"{runtime}-{block}") for cell in known]
+
+
+def stale_after(store: Warehouse, *runs: tuple[int, str]) -> list[str]:
+    """Warnings about a model whose blocks were measured in this order, by these runtimes."""
+    add_model(store, model(), NOW)
+    for hour, (block, runtime) in enumerate(runs):
+        add_cells(store, "k1", of_block(block, runtime), NOW + timedelta(hours=hour))
+    return read_profile(store, "m")[1]
+
+
+MIXED = (
+    "m: L4: of 2 blocks {} was measured on another build than what was measured last;"
+    " `poolpipe profile` measures it again"
+)
+BOTH = ((0, "old"), (1, "old"))
+
+
+@pytest.mark.parametrize(
+    ("since", "stale"),
+    [
+        ((), None),
+        (((0, "new"),), 1),
+        (((0, "new"), (1, "new")), None),
+        (((0, "new"), (0, "newest")), 1),
+        (((0, "new"), (0, "newest"), (1, "newest")), None),
+        (((0, "new"), (1, "new"), (0, "newest")), 1),
+        (((0, "new"), (0, "old")), None),
+        (((0, "new"), (1, "new"), (0, "old")), 1),
+    ],
+)
+def test_blocks_that_an_interrupted_profile_left_on_another_build_are_named(
+    store: Warehouse, since: tuple[tuple[int, str], ...], stale: int | None
+) -> None:
+    warnings = [] if stale is None else [MIXED.format(stale)]
+    assert stale_after(store, *BOTH, *since) == warnings
+
+
+def test_a_profile_with_gaps_names_the_build_that_was_not_finished(store: Warehouse) -> None:
+    add_model(store, model(), NOW)
+    add_cells(store, "k1", [*of_block(0, "old"), *of_block(1, "old")], NOW)
+    add_cells(store, "k1", of_block(0, "new")[:1], LATER)
+    with pytest.raises(InputError, match=r"no usable cells.*; m: L4: of 2 blocks 1 was measured"):
+        read_profile(store, "m")
 
 
 def test_a_model_without_measurements_has_no_profile(store: Warehouse) -> None:

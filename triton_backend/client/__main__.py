@@ -148,7 +148,7 @@ async def run(heads: Heads, asked: argparse.Namespace) -> dict[str, object]:
     )
     inputs = read_input(asked.input, heads.inputs)
     server = Server(asked.url, heads)
-    client = Client(heads, server, inputs, options, (lambda _: None) if asked.json else _show)
+    client = Client(heads, server, inputs, options, (lambda _: None) if asked.json else show)
     try:
         document = summary(heads, await client.run())
         document["asked"] = dict(client.asked)
@@ -162,14 +162,16 @@ async def run(heads: Heads, asked: argparse.Namespace) -> dict[str, object]:
     return document
 
 
-def _show(record: Record) -> None:
+def show(record: Record) -> None:
+    """A line for one request, and where it is late, why."""
     parts = (record.head_us, record.upload_us, record.tail_us, record.total_us)
     head, upload, tail, total = ("-" if us is None else f"{us / 1e3:.1f}" for us in parts)
+    why = f": {record.why}" if record.why and record.outcome == "late" else ""
     sys.stdout.write(
         f"{record.request}: cut {record.cut}, head {head}, upload {upload}, tail {tail}, total "
         f"{total} ms,"
         f" {record.outcome}{f' on the {record.on}' if record.on else ''}"
-        f"{f' (refused: {record.refused})' if record.refused else ''}\n"
+        f"{f' (refused: {record.refused})' if record.refused else ''}{why}\n"
     )
 
 

@@ -63,7 +63,10 @@ class RunOptions:
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """The outcome of one request; None for fields that do not apply."""
+    """The outcome of one request; None for fields that do not apply.
+
+    `why` says why it was not sent, or not in time, with what was known then.
+    """
 
     request: int
     due_us: int
@@ -79,6 +82,7 @@ class Record:
     outcome: str = "late"
     on: str | None = None
     refused: str | None = None
+    why: str | None = None
     error: float | None = None
 
 
@@ -177,7 +181,12 @@ class Client:
         async with self._busy:
             self._waiting -= 1
             crossing: Arrays = {}
-            head = await self._choose(record, deadline_us) if self._now_us() < deadline_us else None
+            head, begun_us = None, self._now_us()
+            if begun_us < deadline_us:
+                head = await self._choose(record, deadline_us)
+            elif record.why is None:
+                waited_ms = (begun_us - record.due_us) / 1e3
+                record.why = f"the device was free {waited_ms:.1f} ms after it was due"
             begun_us = self._now_us()
             if head is not None:
                 crossing = await self._on_device(head)
@@ -188,9 +197,10 @@ class Client:
             try:
                 self._answered(record, "server", await self._send(record, head, crossing))
             except SlowError:
+                record.why = "its upload went too slowly"
                 return self._now_us() < deadline_us
             except LateError:
-                pass
+                record.why = "head and upload left the server no time"
             except RefusedError as error:
                 record.refused = str(error)
                 self._rests.refused(self._now_us(), head.block, closed=error.closed)
@@ -224,6 +234,7 @@ class Client:
                 self._announcing.decided(now_us, found.block, found.budget_us)
                 self._moved.set()
             return self._heads.cuts[found.block]
+        record.why = self._why_not(link, deadline_us - now_us)
         if found.trial is None or self._link is None or self._waiting:
             return None
         if self._link.waiting_bytes(now_us):
@@ -240,14 +251,37 @@ class Client:
                 known = Link(mbit_per_s=pace)
             waits_us = known.upload_us(self._link.waiting_bytes(now_us)) or 0
         link = Link(mbit_per_s=known.mbit_per_s, rtt_us=self._rtt_us + waits_us)
-        cuts = [
+        cuts = self._open_cuts(link, left_us, now_us)
+        device = self._as_it_stands(self._heads.whole, link, left_us)
+        power = self._options.power
+        return decide(cuts, device, link, left_us, last=self._last, power=power), link
+
+    def _open_cuts(self, link: Link, left_us: int, now_us: int) -> list[Cut]:
+        return [
             self._as_it_stands(head, link, left_us)
             for head in self._heads.cuts
             if head.block in self._offer.cuts and self._rests.over(now_us, head.block)
         ]
-        device = self._as_it_stands(self._heads.whole, link, left_us)
-        power = self._options.power
-        return decide(cuts, device, link, left_us, last=self._last, power=power), link
+
+    def _why_not(self, link: Link, left_us: int) -> str:
+        """Why nothing answers a request in time: the device's time, and the quickest cut's."""
+        device_ms = (self._heads.whole.head_us or 0) / 1e3
+        alone = f"of {left_us / 1e3:.1f} ms left the device takes {device_ms:.1f} ms"
+        cuts = self._open_cuts(link, left_us, self._now_us())
+        if not cuts:
+            closed = f": {self._offer.why_closed}" if self._offer.why_closed else " now"
+            return f"{alone}; the server opens no cut{closed}"
+        if not link.mbit_per_s:
+            return f"{alone}; the link carries nothing as far as is known"
+        cut = min(
+            cuts, key=lambda c: c.head_us + (link.upload_us(c.upload_bytes) or 0) + c.least_tail_us
+        )
+        upload_us = (link.upload_us(cut.upload_bytes) or 0) + link.rtt_us
+        return (
+            f"{alone}; cut {cut.block}: device {cut.head_us / 1e3:.1f}, upload"
+            f" {upload_us / 1e3:.1f}, server {cut.least_tail_us / 1e3:.1f} ms at least, of which"
+            " twice as much must be left"
+        )
 
     def _as_it_stands(self, head: Head, link: Link, left_us: int) -> Cut:
         """A cut with what is expected of the server there."""

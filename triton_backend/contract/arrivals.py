@@ -65,12 +65,23 @@ def deterministic_us(rate_rps: float, duration_us: int) -> Instants:
     return times[times < duration_us]
 
 
+def with_end(trace_us: Instants) -> Instants:
+    """A trace and the instant at which it starts over: its mean gap after its last request.
+
+    Without a pause the last request of a round would be the first one of the next.
+    """
+    if len(trace_us) <= 1:
+        return trace_us
+    return np.append(trace_us, trace_us[-1] + round(float(np.diff(trace_us).mean())))
+
+
 def replay_us(trace_us: Instants, rate_rps: float, duration_us: int) -> Instants:
     """A trace's own bursts at a stated mean rate.
 
-    Takes the first `rate x duration` requests (the trace starts over where it is shorter) and
-    stretches their time so that they fill the duration: the count is right whatever the trace's
-    own rate, the pattern of gaps is the trace's. Requests of one instant stay so.
+    Takes the first `rate x duration` requests (the trace starts over where it is shorter, at its
+    last instant: `with_end`) and stretches their time so that they fill the duration: the count is
+    right whatever the trace's own rate, the pattern of gaps is the trace's. Requests of one instant
+    stay so.
     """
     if not _offers(rate_rps, duration_us):
         return _none()

@@ -217,6 +217,7 @@ class JobDropped:
     wants what they give, and no decision names them again.
 
     Attributes:
+        deadline_us: the job's; where a module's task was dropped, until when that had to end.
         module: whose task was dropped; None: the job as a whole.
         best_finish_us, queue_position: as in `Drop`, of that task.
     """

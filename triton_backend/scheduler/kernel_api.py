@@ -91,6 +91,7 @@ from triton_backend.scheduler.tables import (
     SETTLED,
     SHARED_BATCH,
     SLOT_BITS,
+    TASK_LIMIT,
     TASK_MODULE,
     TASK_READY,
     TOO_LARGE,
@@ -558,7 +559,7 @@ def _write_task_drop(tables: Tables, answer: Integers, at: int, row: int) -> int
         _fill(answer, at, MODULE_SKIPPED, job["id"], place)
     else:
         _fill(answer, at, JOB_DROPPED, job["id"], place)
-        answer[k] = job["deadline_us"]
+        answer[k] = known.tasks[request, TASK_LIMIT]
         k += 1
     for column in range(2, 5):  # reason, finish, position
         answer[k] = tables.out[row, column]

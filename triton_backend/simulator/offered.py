@@ -68,7 +68,10 @@ class Instant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """A trace of instants (µs) per model, stretched to the rate; key "" is for any other model."""
+    """A trace of instants (µs) per model, stretched to the rate; key "" is for any other model.
+
+    The last instant is no request: there the trace starts over.
+    """
 
     by_model: Mapping[str, Instants]
 
@@ -154,7 +157,7 @@ def read_arrivals(path: Path, trace: TraceFormat | None = None) -> Arrivals:
         )
     except InputError as error:
         raise InputError(str(path), str(error)) from error
-    return Replay(by_model=instants)
+    return Replay(by_model={name: arrivals.with_end(one) for name, one in instants.items()})
 
 
 def text_lines(path: Path) -> list[str]:

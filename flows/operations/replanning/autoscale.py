@@ -25,6 +25,7 @@ from flows.operations.replanning.planner import (
     least_objective,
     options_of,
 )
+from flows.operations.replanning.refusals import Refusals
 from flows.operations.replanning.rows import Measured, most_rows, since, with_rows
 from flows.planning.inputs import gpu_prices
 from flows.planning.stored_plans import load_interference, load_profiles
@@ -332,13 +333,14 @@ class System(PlanDeployer, Protocol):
 class LiveState:
     """Where a run stands.
 
-    Counts when they were last read, seconds since, seconds of the period so far.
+    Counts when they were last read, seconds since, seconds of the period and of all so far.
     """
 
     tracker: RateTracker
     before: Mapping[str, int] = field(default_factory=dict[str, int])
     unread_s: float = 0.0
     passed_s: float = 0.0
+    now_s: float = 0.0
 
 
 def watch_second(state: LiveState, system: System, say: Callable[[str], None]) -> None:
@@ -351,6 +353,7 @@ def watch_second(state: LiveState, system: System, say: Callable[[str], None]) -
     """
     passed_s = max(system.wait(1.0), 1e-3)
     state.passed_s += passed_s
+    state.now_s += passed_s
     state.unread_s += passed_s
     try:
         now = system.offered()
@@ -369,6 +372,11 @@ class Guide(Protocol):
     @property
     def in_force(self) -> Plan:
         """The plan that it takes to be in force."""
+        ...
+
+    @property
+    def now_s(self) -> float:
+        """Seconds that it has watched."""
         ...
 
     def watch(self, say: Callable[[str], None]) -> None:
@@ -416,14 +424,14 @@ def bring_plans(
     """Bring plans into force as they follow, for so many decisions, until over or interrupted.
 
     `over` is asked before every decision. `advisory` says what would be done, and does nothing. A
-    rollout that fails leaves the plan in force, and the next decision asks again. Another rollout
-    (`replan`, a person's) may bring another plan: it is gone on from.
+    rollout that fails leaves the plan in force, and is asked for again after a while (`Refusals`).
+    Another rollout (`replan`, a person's) may bring another plan: it is gone on from.
 
     Raises:
         InputError: nothing is being served, no plan serves what is asked for, or the plan that
             another rollout brought cannot be gone on from.
     """
-    served = guide.in_force
+    served, refusals = guide.in_force, Refusals()
     while (decisions is None or decisions > 0) and not over():
         guide.watch(say)
         decisions = None if decisions is None else decisions - 1
@@ -432,6 +440,9 @@ def bring_plans(
             continue
         before = guide.in_force
         plan = guide.next_plan()
+        if plan is not None and refusals.holds(plan, guide.now_s):
+            guide.failed()
+            plan = None
         wanted = guide.wanted()
         if plan is None:
             if wanted:
@@ -440,10 +451,10 @@ def bring_plans(
         gpus = f"{sum(before.gpus_used.values())} to {sum(plan.gpus_used.values())} GPUs"
         try:
             outcome = "advice only" if advisory else system.bring(plan)
-            served = served if advisory else plan
+            served, refusals = served if advisory else plan, Refusals()
         except PoolPipeError as error:
             guide.failed()
-            outcome = str(error)
+            outcome = f"{error}; asked again after {refusals.refused(plan, str(error)):g} s"
         say(f"{wanted}: plan {plan.plan_id}, {gpus}: {outcome}")
 
 
@@ -498,6 +509,11 @@ class RatesGuide:
     def in_force(self) -> Plan:
         """The follower's."""
         return self.follower.in_force
+
+    @property
+    def now_s(self) -> float:
+        """Of all seconds that were counted."""
+        return self.state.now_s
 
     def watch(self, say: Callable[[str], None]) -> None:
         """Count a period's requests."""

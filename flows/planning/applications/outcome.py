@@ -156,9 +156,15 @@ def out_of_reach(lines: Lines, problem: Problem) -> InfeasibleError:
     graph = max(lines.graphs, key=lambda graph: graph.longest(least) / graph.limit_us)
     name = graph.application.name
     what = f"model {name!r}" if graph.alone else f"application {name!r}"
+    limit = f"{us_to_ms(graph.limit_us):.3f} ms of {us_to_ms(graph.application.slo_us):.3f} ms"
+    latency = f"{us_to_ms(graph.longest(least)):.3f} ms"
+    if graph.longest(least) > graph.limit_us:
+        return InfeasibleError(what, f"SLO less margin is {limit}, its least latency is {latency}")
+    there = zip(problem.gpus.tolist(), problem.classes, strict=True)
+    gpus = ", ".join(f"{count} of {gpu_class}" for count, gpu_class in there)
+    modules = "it" if graph.alone else f"its {len(graph.application.modules)} modules together"
     return InfeasibleError(
         what,
-        f"SLO less margin is {us_to_ms(graph.limit_us):.3f} ms"
-        f" of {us_to_ms(graph.application.slo_us):.3f} ms, its least latency is"
-        f" {us_to_ms(graph.longest(least)):.3f} ms, and the GPUs are too few or too slow for it",
+        f"its least latency, {latency}, is within SLO less margin, {limit};"
+        f" the GPUs are too few for {modules}: {gpus}",
     )

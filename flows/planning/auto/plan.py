@@ -17,7 +17,7 @@ taken. The plan states the planner that made it.
 Not here: margins and batch-building rates by simulated goodput (`flows.planning.robust`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import nan
 
@@ -46,7 +46,7 @@ def best_plan(make: Callable[[Inputs], Plan], inputs: Inputs) -> Plan:
             are not given are each planner's own and, for throughput, `MARGINS`.
 
     Raises:
-        InfeasibleError: no planner has a plan; the reason of the first one.
+        InfeasibleError: no planner has a plan, with the reason of each.
         InputError: no planner is defined for what is asked together.
     """
     others = [each for each in product_planners().values() if each.plan is not None]
@@ -63,7 +63,7 @@ def best_plan(make: Callable[[Inputs], Plan], inputs: Inputs) -> Plan:
         if not isinstance(answer, Plan):
             errors.setdefault(one.planner, answer)
     if not found:
-        raise next(iter(errors.values()))
+        raise _no_plan(errors)
     planned = {plan.planner for plan in found}
     notes = [
         f"auto: {name} has no plan: {error}"
@@ -74,6 +74,19 @@ def best_plan(make: Callable[[Inputs], Plan], inputs: Inputs) -> Plan:
     best, said = judge(found)
     known = best.certificate.get("notes", ())
     return replace(best, certificate={**best.certificate, "notes": [*known, *notes, *said]})
+
+
+def _no_plan(errors: Mapping[str, InfeasibleError | InputError]) -> InputError:
+    """The complaint of the first planner, and where others have another, of each."""
+    first = next(iter(errors.values()))
+    others = {name: error for name, error in errors.items() if str(error) != str(first)}
+    if not others:
+        return first
+    names = ", ".join(name for name in errors if name not in others)
+    reasons = [f"{name}: {error}" for name, error in others.items()]
+    infeasible = any(isinstance(error, InfeasibleError) for error in errors.values())
+    kind = InfeasibleError if infeasible else InputError
+    return kind(first.where, "; ".join([f"{first.reason} ({names})", *reasons]))
 
 
 def _answers(

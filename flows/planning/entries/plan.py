@@ -364,7 +364,7 @@ def _within(rule: Rule, inputs: Inputs, level: float) -> tuple[Placed, float]:
             used = {s.gpu_class for t in tables for s in t.sizes}
             waste = next(wastes, 0.0) if len(used) == 1 else 0.0
             if attempt == _WEIGHTINGS - 1 or (len(used) == 1 and not waste):
-                raise
+                raise (error if len(used) == 1 else _last_of_all(error)) from None
             if not waste:
                 gpu_class = error.where.removeprefix(_CLASS)
                 weights[gpu_class] = weights.get(gpu_class, 1.0) * _DEARER
@@ -373,6 +373,12 @@ def _within(rule: Rule, inputs: Inputs, level: float) -> tuple[Placed, float]:
             bound = _paid(inputs, placed)
         return placed, bound
     raise AssertionError  # pragma: no cover - the last attempt raises
+
+
+def _last_of_all(error: InfeasibleError) -> InfeasibleError:
+    """The complaint about one class, of the last plan; others were short of other classes."""
+    tried = f"the last of {_WEIGHTINGS} plans with other weights of classes"
+    return InfeasibleError(error.where, f"{tried} {error.reason}")
 
 
 def _highest(rule: Rule, inputs: Inputs) -> tuple[float, float, Placed]:

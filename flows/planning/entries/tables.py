@@ -31,7 +31,15 @@ from typing import NamedTuple
 import numpy as np
 
 from flows.planning.engine.columns import undominated
-from flows.planning.inputs import gpu_price, link_rps, moves_us, profile_of, require_rates, room_gib
+from flows.planning.inputs import (
+    gpu_price,
+    link_rps,
+    moves_us,
+    profile_of,
+    require_rates,
+    room_gib,
+    without_gpus,
+)
 from flows.planning.promises.headroom import NO_HEADROOM, factor_of
 from flows.planning.registry import Inputs
 from flows.planning.solver.arrays import Floats, Ints
@@ -233,7 +241,8 @@ def _model_table(
             raise InputError(f"{where}, entry {entry.name}, block", reason)
     sizes = tuple(_sizes(inputs, profile, weights, waste))
     if not sizes:
-        raise InputError(where, "not measured on any share of a GPU that it may use")
+        reason = "not measured on any share of a GPU that it may use"
+        raise without_gpus(inputs, profile) or InputError(where, reason)
     kept = 1 - options.margin(demand.name)
     listed = demand.entries or (
         Entry(

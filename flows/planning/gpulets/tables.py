@@ -5,13 +5,21 @@ and whether every model can take turns. Not here: reading prices, memory and lim
 which models take turns on a part (`parts`), which parts make a GPU (`patterns`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, combinations_with_replacement
 
 import numpy as np
 
-from flows.planning.inputs import gpu_gib, gpu_price, limits_us, model_bytes, part_gib, profile_of
+from flows.planning.inputs import (
+    gpu_gib,
+    gpu_price,
+    limits_us,
+    model_bytes,
+    part_gib,
+    profile_of,
+    without_gpus,
+)
 from flows.planning.registry import Inputs
 from flows.planning.solver.arrays import Floats, Ints
 from triton_backend.contract.cluster import GpuClass
@@ -128,7 +136,7 @@ def read_tables(inputs: Inputs, *, reachable: bool = True) -> Tables:
         most_models=inputs.options.own["max_models_per_vgpu"],
     )
     if reachable:
-        _check_reachable(tables)
+        _check_reachable(inputs, profiles, tables)
     return tables
 
 
@@ -225,9 +233,9 @@ def utilisation(profile: ModelProfile, gpu_class: str, share: int) -> tuple[Floa
     return used
 
 
-def _check_reachable(tables: Tables) -> None:
+def _check_reachable(inputs: Inputs, profiles: Sequence[ModelProfile], tables: Tables) -> None:
     """Every model can take turns with itself somewhere: twice its least turn fits its limit."""
-    for number, name in enumerate(tables.models):
+    for number, (name, profile) in enumerate(zip(tables.models, profiles, strict=True)):
         least = [
             int(cell.turn_us[0])
             for table in tables.classes
@@ -236,7 +244,8 @@ def _check_reachable(tables: Tables) -> None:
         ]
         where = f"workload model {name!r}"
         if not least:
-            raise InputError(where, "not measured on any part of a GPU that it may use")
+            reason = "not measured on any part of a GPU that it may use"
+            raise without_gpus(inputs, profile) or InputError(where, reason)
         limit = float(tables.limit_us[number])
         if 2 * min(least) > limit:
             reason = (

@@ -39,6 +39,7 @@ from flows.release.container.nodes import (
     stage_of,
 )
 from flows.release.container.options import ContainerChoices
+from flows.release.container.replacing import START, replaced
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import Fields
 from triton_backend.contract.plan import Plan
@@ -139,6 +140,8 @@ class Bundle:
 def render_container(plan: Plan, folder: Path, options: ContainerOptions) -> Bundle:
     """Write the bundle of a plan into a folder; what an earlier rendering left there goes.
 
+    An interruption leaves the folder as it was (`replacing`).
+
     Raises:
         InputError: a model's, an application's or a group's name cannot be used, an artifact is
             missing, an address is given for no node of the plan, claims are asked for where no
@@ -159,15 +162,15 @@ def render_container(plan: Plan, folder: Path, options: ContainerOptions) -> Bun
     generation = first_names(plan, by_container[GATEWAY])
     names = tuple(by_container)
     variables = _variables(plan, containers, options, artifacts)  # which may refuse an option
-    _clear(folder)
-    _copy_artifacts(folder, options.serve.artifacts, artifacts)
-    for name, settings in by_container.items():
-        for number in range(settings.gateways):
-            place = gateway_folder(folder / "nodes" / name, number)
-            place.mkdir(parents=True)
-            settings.of_gateway(number).write(place / SETTINGS_NAME)
-    stage_models = _write_repositories(folder, plan, containers, options, generation)
-    _write_texts(folder, variables)
+    with replaced(folder, PLACED_BY_TARGET) as made:
+        _copy_artifacts(made, options.serve.artifacts, artifacts)
+        for name, settings in by_container.items():
+            for number in range(settings.gateways):
+                place = gateway_folder(made / "nodes" / name, number)
+                place.mkdir(parents=True)
+                settings.of_gateway(number).write(place / SETTINGS_NAME)
+        stage_models = _write_repositories(made, plan, containers, options, generation)
+        _write_texts(made, variables)
     return Bundle(
         folder=folder,
         containers=names,
@@ -199,18 +202,6 @@ def _check_classes(options: ContainerOptions, plan: Plan) -> None:
     if unknown:
         reason = f"{unknown[0]!r} is no GPU class of the plan: {', '.join(classes)}"
         raise InputError("--class-value", reason)
-
-
-def _clear(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise InputError(str(folder), "is a file, not a folder")
-    if folder.exists() and any(folder.iterdir()) and not (folder / "start-node.sh").is_file():
-        raise InputError(str(folder), "has files that are not of a rendered bundle; name another")
-    for name in PLACED_BY_TARGET:
-        place = folder / name
-        if place.is_dir():
-            shutil.rmtree(place)
-    folder.mkdir(parents=True, exist_ok=True)
 
 
 def _settings(
@@ -425,7 +416,7 @@ def _write_texts(folder: Path, variables: dict[str, Any]) -> None:
     kubernetes = folder / "kubernetes"
     kubernetes.mkdir()
     texts = {
-        "start-node.sh": "container/start-node.sh.j2",
+        START: "container/start-node.sh.j2",
         "Dockerfile": "container/Dockerfile.j2",
         "README.md": "container/README.md.j2",
         "compose.yaml": "compose/compose.yaml.j2",
@@ -438,7 +429,7 @@ def _write_texts(folder: Path, variables: dict[str, Any]) -> None:
     for group in variables["groups"]:
         text = render_template("kubernetes/group.yaml.j2", **variables, group=group)
         (kubernetes / f"{group['name']}.yaml").write_text(text)
-    (folder / "start-node.sh").chmod(EXECUTABLE)
+    (folder / START).chmod(EXECUTABLE)
 
 
 def _write_repositories(

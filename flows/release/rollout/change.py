@@ -25,9 +25,10 @@ changes nothing.
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +273,40 @@ def change_plan(
     return replace(change, steps=(*done, *change.steps))
 
 
+def check_changes(
+    plans: Sequence[Plan], options: RolloutOptions, elsewhere: Mapping[str, str]
+) -> None:
+    """Check what is known before anything runs: that each plan can follow the one before it.
+
+    Args:
+        plans: the one in force, those of a canary's steps, the one that is to follow.
+        options: of the first of these changes.
+        elsewhere: addresses of nodes on other hosts.
+
+    Raises:
+        InputError: one cannot, or they cannot be compared.
+    """
+    for old, new in pairwise(map(complete_tensors, plans)):
+        check_follows(old, new)
+        if options.compare_requests:
+            check_comparable(old, new, elsewhere)
+        steps(old, new, at_once=options.at_once)
+        options = options.following()
+
+
+def check_follows(old: Plan, new: Plan) -> None:
+    """Check that clients of a plan find what they know in another one; both are completed.
+
+    Raises:
+        InputError: they do not, or a name is taken.
+    """
+    check_served_names(new)
+    for model in served_models(old):
+        check_tensors(model, new)
+    check_names(old, new)
+    check_node_models((*used_nodes(old), *used_nodes(new)))
+
+
 def _change_at_once(
     folder: Path, plan: Plan, on_step: Callable[[StepDone], None], how: tuple[float, RolloutOptions]
 ) -> PlanChange:
@@ -327,11 +362,7 @@ def _plan_change(folder: Path, plan: Plan) -> _Change:
     if is_same_plan(old, plan):
         raise InputError(f"plan {plan.plan_id}", "is being served already")
     new = complete_tensors(plan)
-    check_served_names(new)
-    for model in served_models(old):
-        check_tensors(model, new)
-    check_names(old, new)
-    check_node_models((*used_nodes(old), *used_nodes(new)))
+    check_follows(old, new)
     hosts = OtherHosts.of(state)
     hosts.check(old, new)
     hosts.missing_artifacts(old, new)

@@ -24,7 +24,13 @@ from flows.planning.verify.numbers import verify_plan
 from flows.progress import Say, quiet
 from flows.release.artifacts import with_artifacts_in_force
 from flows.release.rollout.canary import canary_plans, look_before, watch_canary
-from flows.release.rollout.change import AS_USUAL, StepDone, change_plan, finish_or_undo_change
+from flows.release.rollout.change import (
+    AS_USUAL,
+    StepDone,
+    change_plan,
+    check_changes,
+    finish_or_undo_change,
+)
 from flows.release.rollout.compatible import check_artifacts
 from flows.release.rollout.generations import (
     is_same_plan,
@@ -111,6 +117,7 @@ def _roll_out(
     settings = ServeSettings.read(work.state.serve / SETTINGS_NAME)
     check_beside(settings, plan)
     canaries = canary_plans(in_force, plan, options, settings.gateways)
+    check_changes((in_force, *canaries, plan), options, settings.hosts)
     write_whole(work.state.rollout_under_way, json.dumps(plan.to_dict()))
     rollout = _begin(plan.plan_id, in_force.plan_id, options)
     with work.open() as warehouse:

@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 import yaml
 
+from flows.deployments.parameters import MOST_NIGHTLY_BAKE_S
+from flows.deployments.replan import replan_flow
+
 ROOT = Path(__file__).parents[3]
 DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load((ROOT / "prefect.yaml").read_text())[
     "deployments"
 ]
 # A rollout lasts as long as its options and the rollouts before it say.
-UNLIMITED = {"rollout", "replan"}
+UNLIMITED = {"rollout"}
+DAY_S = 24 * 3600
 
 
 @pytest.mark.long
@@ -34,6 +38,12 @@ def test_a_deployment_names_a_flow_with_typed_parameters_and_a_limit_unless_it_r
     assert given is not None or any(field.is_required() for field in fields)
     if given is not None:
         flow.validate_parameters(given)
+
+
+@pytest.mark.long
+def test_a_night_that_hangs_ends_before_the_next_one() -> None:
+    assert (replan_flow.timeout_seconds or DAY_S) < DAY_S
+    assert (replan_flow.timeout_seconds or 0) > MOST_NIGHTLY_BAKE_S
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda d: d["name"])

@@ -113,7 +113,10 @@ def test_loops_take_the_options_of_their_commands() -> None:
             AutoscaleParameters.model_validate({name: value})
 
 
-@pytest.mark.parametrize(("name", "value"), [("gap", 1.0), ("quantile", 0.0), ("solver", "abacus")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("gap", 1.0), ("quantile", 0.0), ("solver", "abacus"), ("bake_seconds", 43_201.0)],
+)
 def test_a_form_refuses_what_the_option_refuses(name: str, value: object) -> None:
     with pytest.raises(ValidationError, match=name):
         ReplanParameters.model_validate(FILES | {name: value})

@@ -5,6 +5,7 @@ import pytest
 from flows.planning import PlanOptions, sweep
 from flows.planning.sweep import Situation, what_if
 from tests.flows.planning.small import cluster, profile, workload
+from triton_backend.contract.applications import Application, Module
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.workload import ModelDemand, Workload
@@ -115,3 +116,78 @@ def test_all_values_are_checked_before_one_is_planned(
     with pytest.raises(InputError, match="is not"):
         what_if(SITUATION, vary, values)
     assert planned == []
+
+
+SEEN = "the cluster has no GPU of a class that it may use and was measured on; measured: "
+TOO_FEW = "the GPUs are too few for its 2 modules together: 0 of fast, 1 of slow"
+BOTH = {"net": profile(), "two": profile("two", (2000, 2000, 2000))}
+FAST_ALONE = replace(
+    profile(), tables={k: t for k, t in profile().tables.items() if k.gpu_class == "fast"}
+)
+CHAIN = Application(
+    name="app",
+    slo_us=60_000,
+    rate_rps=30.0,
+    modules=(Module(name="one", model="net"), Module(name="two", model="two", after=("one",))),
+)
+ENTRY = Entry(name="first", block=0, budget_us=15_000, rate_rps=5_000.0)
+BUSY = Workload(models=(ModelDemand(name="net", slo_us=15_000, entries=(ENTRY,)),))
+
+
+@pytest.mark.parametrize("planner", ["auto", "pool", "subclusters", "gpulets", "gpulets-greedy"])
+def test_a_value_that_leaves_no_gpus_says_so(planner: str) -> None:
+    fast = replace(cluster(), gpu_classes=cluster().gpu_classes[:1], nodes=cluster().nodes[:1])
+    bare = replace(SITUATION, cluster=fast, options=PlanOptions(planner=planner))
+    (point,) = what_if(bare, "gpus:fast", [0])
+    assert point.reason == "cluster: has no GPUs"
+
+
+@pytest.mark.parametrize("planner", ["pool", "graft", "gpulets"])
+def test_a_value_that_leaves_no_gpu_of_the_measured_class_says_which(planner: str) -> None:
+    known, options = {"net": FAST_ALONE}, PlanOptions(planner=planner)
+    (point,) = what_if(replace(SITUATION, profiles=known, options=options), "gpus:fast", [0])
+    measured = "1/1 of fast; 1/2 of fast, loaded"
+    assert point.reason == f"workload model 'net': {SEEN}{measured}"
+
+
+@pytest.mark.parametrize(
+    ("slo_us", "reason"),
+    [
+        (
+            60_000,
+            "its least latency, 27.000 ms, is within SLO less margin, 36.000 ms of 60.000 ms; "
+            + TOO_FEW,
+        ),
+        (20_000, "SLO less margin is 12.000 ms of 20.000 ms, its least latency is 27.000 ms"),
+    ],
+)
+def test_an_application_that_gpus_are_too_few_for_is_not_called_too_slow(
+    slo_us: int, reason: str
+) -> None:
+    asked = Workload(models=(), applications=(replace(CHAIN, slo_us=slo_us),))
+    on = replace(SITUATION, profiles=BOTH, cluster=cluster(1, 1), workload=asked)
+    (point,) = what_if(on, "gpus:fast", [0])
+    assert point.reason == f"application 'app': {reason}"
+
+
+def test_too_few_gpus_of_one_class_are_of_one_of_several_plans() -> None:
+    options = PlanOptions(planner="graft", objective="gpus")
+    busy = replace(SITUATION, cluster=cluster(2, 1), workload=BUSY, options=options)
+    (point,) = what_if(busy, "gpus:fast", [1])
+    assert point.reason == (
+        "gpu_classes.slow: the last of 16 plans with other weights of classes needs 15 GPUs or"
+        " more, the cluster has 1"
+    )
+
+
+def test_auto_says_the_reason_of_every_planner() -> None:
+    asked = workload(
+        ModelDemand(name="net", slo_us=15_000, rate_rps=100.0),
+        ModelDemand(name="two", slo_us=30_000, rate_rps=50.0),
+    )
+    options = PlanOptions(planner="auto", objective="gpus")
+    on = Situation(profiles=BOTH, cluster=cluster(2, 1), workload=asked, options=options)
+    (point,) = what_if(on, "gpus:fast", [0])
+    reason = str(point.reason)
+    assert "pool: workload model 'two': the GPUs are too few for 2 models" in reason
+    assert "subclusters: workload: the cluster reaches at most 45.0% of the rates" in reason

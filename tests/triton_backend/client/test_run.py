@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.triton_backend.client.cut_models import heads_of, split_shrinking
+from triton_backend.client.__main__ import show
 from triton_backend.client.announcing import Announcement
 from triton_backend.client.device import Arrays, Device, read_input
 from triton_backend.client.heads import Head, Heads
@@ -120,6 +121,31 @@ def test_what_cannot_leave_in_time_is_late_and_found_out(heads: Heads) -> None:
     assert (totals["offered"], totals["served"], totals["late"]) == (5, 0, 5)
     assert totals["unanswered"] == 5
     assert totals["tried"] > 0
+
+
+@pytest.mark.slow
+def test_a_request_that_nothing_answers_in_time_says_the_times(
+    heads: Heads, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = FakeServer(heads)
+    server.offered = Offer(cuts={0: OfferedCut(least_us=900_000)}, plan_id="p")
+    records = ran(heads, server, slo_us=400_000, link=Trace([(0.0, 16.0)]))
+    assert all(record.why for record in records)
+    show(records[0])
+    shown = capsys.readouterr().out
+    assert "the device takes 1500.0 ms; cut 0: device 0.0, upload 5" in shown
+    assert "server 900.0 ms at least, of which twice as much must be left\n" in shown
+
+
+def test_a_request_whose_server_opens_no_cut_says_so(
+    heads: Heads, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = FakeServer(heads)
+    server.offered = Offer(cuts={}, plan_id="p", why_closed="model 'net' is not served")
+    show(ran(heads, server, slo_us=400_000)[0])
+    assert "takes 1500.0 ms; the server opens no cut: model 'net' is not served\n" in (
+        capsys.readouterr().out
+    )
 
 
 @pytest.mark.slow

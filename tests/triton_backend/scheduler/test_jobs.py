@@ -279,6 +279,9 @@ def test_a_required_module_that_is_dropped_takes_its_job_with_it() -> None:
     end = app.ends[0]
     assert isinstance(end, JobDropped)
     assert (end.reason, end.module) == (DropReason.DEADLINE, 2)
+    # The least time of `join` is kept for it.
+    assert end.best_finish_us is not None
+    assert end.deadline_us < min(20 * MS, end.best_finish_us)
     assert app.scheduler.queue_lengths() == (0, 0, 0, 0)
     assert app.scheduler.in_flight() == 0
 

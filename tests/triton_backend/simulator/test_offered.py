@@ -122,7 +122,7 @@ def test_a_trace_of_requests_is_read_also_compressed(tmp_path: Path) -> None:
     for name in ("trace.csv", "trace.csv.gz"):
         found = read_arrivals(tmp_path / name, trace)
         assert isinstance(found, Replay)
-        assert {k: v.tolist() for k, v in found.by_model.items()} == {"m": [0, SECOND]}
+        assert {k: v.tolist() for k, v in found.by_model.items()} == {"m": [0, SECOND, 2 * SECOND]}
 
 
 def test_counts_and_bare_intervals_are_read(tmp_path: Path) -> None:

@@ -680,10 +680,12 @@ def dropped(model: str, request: Request, body: DropBody, module: str = "") -> R
     best, kept = "none", ""
     if body.best_finish_us:
         best = f"{us_to_ms(body.best_finish_us - request.arrival_us):.1f} ms"
-        # The guard, which the front keeps back, makes a finish before the deadline too late.
-        if not module and body.deadline_us < body.best_finish_us <= request.deadline_us:
+        # The guard, which the front keeps back, makes a finish before the deadline too late, and so
+        # does the time of a module's successors.
+        if body.deadline_us < body.best_finish_us <= request.deadline_us:
             kept_ms = us_to_ms(request.deadline_us - body.deadline_us)
-            kept = f" {kept_ms:.1f} ms of it kept back for delays,"
+            what_for = "delays and modules that follow" if module else "delays"
+            kept = f" {kept_ms:.1f} ms of it kept back for {what_for},"
     what = {
         DropReason.OVERLOAD: f"{name} is overloaded",
         DropReason.WORKER_LOST: f"{name}: its worker died",

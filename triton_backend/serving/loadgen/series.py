@@ -114,9 +114,9 @@ def _parse(trace: TraceFile, lines: TextIO) -> dict[str, Series]:
 
 
 def _gaps(instants: Instants) -> GapSeries:
-    """Gaps of a recording; the pause before it starts over is its mean gap."""
-    gaps = np.diff(instants).astype(np.float64)
-    return GapSeries(int(instants[0]), np.append(gaps, gaps.mean() if len(gaps) else 0.0))
+    """Gaps of a recording, the pause before it starts over too."""
+    gaps = np.diff(arrivals.with_end(instants)).astype(np.float64)
+    return GapSeries(int(instants[0]), gaps)
 
 
 def _open(path: Path) -> TextIO:

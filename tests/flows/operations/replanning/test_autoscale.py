@@ -345,7 +345,7 @@ def test_a_rollout_that_fails_is_tried_again_and_ends_nothing() -> None:
     script = [{m.name: round(2 * m.throughput_rps) for m in first.models}] * 60
     system, said = FakeSystem(script, refuses=1), list[str]()
     follow_live(follower, system, 5.0, said.append, follower_of=never_asked, periods=3)
-    assert [line.endswith("a step failed") for line in said[:2]] == [True, False]
+    assert ["a step failed" in line for line in said[:2]] == [True, False]
     assert [gpus(plan) > gpus(first) for plan in system.brought] == [True]
 
 

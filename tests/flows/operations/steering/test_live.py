@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 
 import pytest
 
@@ -26,6 +27,7 @@ class FakeSystem:
     counts: list[dict[tuple[str, str], int]]
     refuses: int = 0
     looks: int = -1
+    asked_at: list[int] = field(default_factory=list[int])
     brought: list[Plan] = field(default_factory=list[Plan])
     others: dict[int, Plan] = field(default_factory=dict[int, Plan])  # by the look of their rollout
 
@@ -47,6 +49,7 @@ class FakeSystem:
         return self.announces[min(self.looks, len(self.announces)) - 1]
 
     def bring(self, plan: Plan) -> str:
+        self.asked_at.append(self.looks)
         if self.refuses:
             self.refuses -= 1
             raise PoolPipeError("a step failed")
@@ -80,7 +83,17 @@ def test_a_running_system_follows_what_is_announced_and_tries_again() -> None:
     said: list[str] = []
     steer_live(steered(), system, said.append, steering_of=never_asked, decisions=8)
     assert [own_entries(plan) for plan in system.brought] == [[(2, 22.0)]]
-    assert [line.split(": ")[-1] for line in said] == ["a step failed", "done"]
+    refused, done = (line.split(": ")[-1] for line in said)
+    assert (refused, done) == ("a step failed; asked again after 1 s", "done")
+
+
+def test_a_refused_plan_is_asked_for_again_after_waits_that_grow() -> None:
+    system = FakeSystem([[], [demand(2, 60, 20)]], [{("net", "first"): 0}], refuses=99)
+    said: list[str] = []
+    steer_live(steered(), system, said.append, steering_of=never_asked, decisions=24)
+    waits = [after - before for before, after in pairwise(system.asked_at)]
+    assert waits == [4, 6, 10]  # looks, two a second, of which every second one plans
+    assert len(said) == len(system.asked_at)
 
 
 def test_what_nobody_announced_is_counted_even_over_a_gateway_that_was_away() -> None:

@@ -6,6 +6,7 @@ Parsed back by Triton's own and Kubernetes' own schemas.
 import json
 import shlex
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from compose_spec import PyCompose
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as untyped
 
+from flows.release.container import bundle as bundle_module
 from flows.release.container.bundle import Bundle, ContainerOptions, render_container
 from flows.release.container.options import label
 from tests.fakes.plans import HandModel, hand_plan, hand_stage
@@ -490,6 +492,62 @@ def test_an_option_that_is_refused_leaves_the_folder_as_it_was(tmp_path: Path) -
             render(folder, "single")
     assert content() == before
     assert not (tmp_path / "fresh").exists()
+
+
+def test_a_rendering_that_is_interrupted_leaves_the_folder_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def content() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    write = bundle_module.render_template
+
+    def interrupted_at(name: str) -> Callable[..., str]:
+        def render(template: str, **values: object) -> str:
+            if template == name:
+                raise KeyboardInterrupt
+            return write(template, **values)
+
+        return render
+
+    for name in ("container/README.md.j2", "kubernetes/group.yaml.j2"):
+        monkeypatch.setattr(bundle_module, "render_template", write)
+        render_container(slices_of_cards(), tmp_path / "bundle", ContainerOptions())
+        (tmp_path / "bundle" / "own.txt").write_text("own")
+        before = content()
+        monkeypatch.setattr(bundle_module, "render_template", interrupted_at(name))
+        for folder in ("bundle", "fresh"):
+            with pytest.raises(KeyboardInterrupt):
+                render_container(
+                    slices_of_cards(), tmp_path / folder, ContainerOptions(name="other")
+                )
+        assert content() == before
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle"]
+
+
+def test_a_bundle_that_was_half_replaced_starts_nothing_and_is_rendered_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "bundle"
+    render_container(slices_of_cards(), folder, ContainerOptions())
+    rename = Path.rename
+
+    def interrupted(path: Path, target: Path) -> Path:
+        if target == folder / "kubernetes":
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        render_container(slices_of_cards(), folder, ContainerOptions())
+    assert not (folder / "start-node.sh").exists()
+    monkeypatch.undo()
+    render_container(slices_of_cards(), folder, ContainerOptions())
+    fresh = render_container(slices_of_cards(), tmp_path / "fresh", ContainerOptions()).folder
+    for one, other in ((folder, fresh), (fresh, folder)):
+        assert {p.relative_to(one) for p in one.rglob("*")} == {
+            p.relative_to(other) for p in other.rglob("*")
+        }
 
 
 @pytest.mark.long

@@ -17,11 +17,12 @@ from flows.release.server.running import ServerError, ServerState
 from flows.state import ProjectState
 from flows.system_metrics import Metrics, MetricsError, parse_metrics
 from flows.workspace import Workspace
+from tests.fakes.applications import hand_application, hand_module, with_applications
 from tests.fakes.plans import two_stages
 from tests.flows.release.rollout.test_canary import of_stages, verified
 from tests.triton_backend.contract.transition.full_gpus import full_gpus
 from tests.triton_backend.serving.artifacts import affine
-from tests.triton_backend.serving.small_plans import plan
+from tests.triton_backend.serving.small_plans import plan, two_stage
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.runtimes.stage_tensors import complete_tensors
@@ -207,6 +208,32 @@ def test_stages_without_artifacts_take_those_in_force_or_are_refused(
     with pytest.raises(InputError, match="are not built, so that dummy outputs would follow"):
         roll_out(work, larger, options)
     assert len(system.plans) == 2
+
+
+def test_what_is_refused_before_anything_runs_is_recorded_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A comparison of applications is refused as their canary is."""
+    whole = plan(two_stage("net"), plan_id="served")
+    served = with_applications(whole, hand_application("app", [hand_module("one", "net")]))
+    system = Overloaded(served)
+    system_in_memory(system, monkeypatch)
+    work = Workspace(state=ProjectState(home=tmp_path), warehouse=tmp_path / "w.duckdb")
+    new = of_stages(served, artifact="other")
+    for name, value in (("check_artifacts", None), ("read_outcomes", {})):
+        monkeypatch.setattr(guarded, name, giving(value))
+    monkeypatch.setattr(guarded, "change_plan", system.change)
+    for options in (
+        RolloutOptions(bake_seconds=0, compare_requests=4),
+        RolloutOptions(bake_seconds=0, canary="10"),
+    ):
+        with pytest.raises(InputError, match="a plan has applications") as refused:
+            roll_out(work, new, options)
+        assert "\n" not in str(refused.value)
+    with work.open() as warehouse:
+        assert list_rollouts(warehouse) == []
+    assert not work.state.rollout_under_way.exists()
+    assert system.plans == [served]
 
 
 NOT_READY = "workers of plan after are not ready"

@@ -66,6 +66,22 @@ def test_time_kept_back_is_named_where_the_finish_alone_would_be_in_time() -> No
     )
 
 
+def test_time_kept_back_for_modules_that_follow_is_named_too() -> None:
+    body = DropBody(
+        request=1,
+        reason=DropReason.DEADLINE,
+        deadline_us=381_000,
+        best_finish_us=399_400,
+        queue_position=2,
+        module=1,
+    )
+    assert dropped("app", asking(401_000), body, "cars").message == (
+        "application 'app', module 'cars': the deadline cannot be met: deadline 400.0 ms after"
+        " arrival, 20.0 ms of it kept back for delays and modules that follow, best possible finish"
+        " 398.4 ms, queue position 2"
+    )
+
+
 @pytest.mark.parametrize("breaks_when", ["made", "sent"])
 def test_an_answer_that_cannot_be_sent_is_refused_once_and_counted(breaks_when: str) -> None:
     answers: list[Result] = []

@@ -18,6 +18,7 @@ from tests.triton_backend.serving.served_applications import (
 from triton_backend.contract.errors import InputError
 from triton_backend.serving.loadgen.schedule import Offer, make_schedule, rates_of
 from triton_backend.serving.loadgen.series import TraceFile
+from triton_backend.simulator.offered import instants, read_arrivals
 
 
 def offer(**changes: object) -> Offer:
@@ -62,6 +63,26 @@ def test_a_request_trace_by_model_is_scaled_to_the_rates(tmp_path: Path) -> None
     trace = TraceFile(path=path, time_column="t", model_column="who", names={"x": "a", "y": "b"})
     assert counts({"arrivals": trace}) == [30_000, 10_000]
     assert counts({"arrivals": trace, "as_recorded": True}, duration_s=5.5) == [3, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "replayed_ms"),
+    [
+        ("arrival_s\n1\n2\n4\n", [0, 1_000, 3_000, 4_500, 5_500, 7_500, 9_000, 10_000]),
+        ("1000000\n2000000\n", [0, 1_000, 3_000, 4_000, 6_000, 7_000, 9_000, 10_000]),
+    ],
+)
+def test_a_short_trace_starts_over_as_in_the_simulator(
+    tmp_path: Path, text: str, replayed_ms: list[int]
+) -> None:
+    """After requests their mean gap passes, after gaps none beside them."""
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    asked = offer(rates_rps={"a": 8 / 12}, numbers=(0,), arrivals=TraceFile(path=path))
+    offered = make_schedule(asked, duration_s=12, seed=0).intended_us
+    simulated = instants(read_arrivals(path), "a", 8 / 12, 12_000_000, np.random.default_rng(0))
+    assert offered.tolist() == simulated.tolist()
+    assert (offered / offered[-1] * replayed_ms[-1]).round().tolist() == replayed_ms
 
 
 def test_a_trace_without_models_is_dealt_out_by_their_rates(tmp_path: Path) -> None:

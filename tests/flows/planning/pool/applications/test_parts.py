@@ -207,7 +207,7 @@ def test_rates_at_which_batches_gather_are_those_of_parts_where_equal_parts_have
 def test_what_no_cut_reaches_is_refused() -> None:
     names = ("a", "b", "c")
     with pytest.raises(
-        InfeasibleError, match=r"application 'app': .* the GPUs are too few or too slow"
+        InfeasibleError, match=r"application 'app': .* the GPUs are too few for its"
     ):
         planned(profiles(1, names), gpus(1), chain(5_000.0, names, 40.0), objective="cost")
     with pytest.raises(InfeasibleError, match=r"application 'app': SLO less margin is 1\.000 ms"):

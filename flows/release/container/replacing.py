@@ -1,0 +1,67 @@
+"""A bundle's folder, which appears whole or starts no container.
+
+A rendering is written beside what lies there and put in its place once it is complete. Where the
+folder has files of the user's own, such as `.git`, these stay: then entries are renamed one by one,
+without the start script, which no container starts without, until all are there.
+"""
+
+import shutil
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from triton_backend.contract.errors import InputError
+
+START = "start-node.sh"
+UNFINISHED = ".poolpipe-unfinished"
+SCRATCH = ".poolpipe-rendering-"
+
+
+@contextmanager
+def replaced(folder: Path, ours: Iterable[str]) -> Generator[Path]:
+    """A folder to write a rendering into; where that ends well, it takes the place of `folder`.
+
+    Args:
+        folder: where the rendering goes.
+        ours: names of its entries that go although the new rendering has none.
+
+    Raises:
+        InputError: the folder is a file, or has files that no rendering wrote.
+    """
+    _check(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # An existing folder may be the only one here that is writable, or on its own file system.
+    place = folder if folder.is_dir() else folder.parent
+    with TemporaryDirectory(dir=place, prefix=SCRATCH, ignore_cleanup_errors=True) as scratch:
+        made = Path(scratch) / "bundle"
+        made.mkdir()
+        yield made
+        if folder.is_dir():
+            _put(made, folder, ours)
+        else:
+            made.rename(folder)
+
+
+def _check(folder: Path) -> None:
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise InputError(str(folder), "is a file, not a folder")
+    names = {each.name for each in folder.iterdir() if not each.name.startswith(SCRATCH)}
+    if names and not names & {START, UNFINISHED}:
+        raise InputError(str(folder), "has files that are not of a rendered bundle; name another")
+
+
+def _put(made: Path, folder: Path, ours: Iterable[str]) -> None:
+    (folder / UNFINISHED).touch()
+    (folder / START).unlink(missing_ok=True)
+    names = {each.name for each in made.iterdir()} - {START}
+    for name in sorted(names.union(ours)):
+        place = folder / name
+        if place.is_dir() and not place.is_symlink():
+            shutil.rmtree(place)
+        if name in names:
+            (made / name).rename(place)
+    (made / START).rename(folder / START)
+    (folder / UNFINISHED).unlink()
