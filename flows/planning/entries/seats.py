@@ -14,7 +14,8 @@ entries that need one (Hall):
 The entries are those from limit i up to the next; r_pi are seats left for larger limits. Entries of
 several rates have seats of their own for each rate, and take so much more of a vGPU.
 
-Here: the best plan of ways that are given. Not here: those of a proof (`pooling`).
+Here: the best plan of ways that are given; ways for thousands of entries. Not here: those of a
+proof (`pooling`).
 """
 
 import math
@@ -30,6 +31,12 @@ from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
 from flows.planning.solver.tolerances import ROUNDING
+from flows.planning.watch import Watch
+
+_WEIGHTS = (0.01, 0.03, 0.05, 0.125, 0.25, 0.5)  # of a vGPU that is spare, in the choice of ways
+_NEARLY = 0.05  # above the least, where items still count for a way
+_NODES = 100
+_CLOSE, _ENOUGH = 2e-3, 1.5e-2  # gap of the program; above the bound, where a plan is good enough
 
 Key = tuple[int, int, int, int]  # first block, last block, size, batch
 
@@ -178,3 +185,62 @@ def _cover(build: ProgramBuilder, limit: Floats, time: Floats, seats: Ints) -> b
     build.entries(rows[:-1], left, 1.0)
     build.entries(rows[1:], left, -1.0)
     return True
+
+
+# Thousands of entries
+
+
+def many_seated(field: GroupingProblem, watch: Watch) -> tuple[list[SeatRoute], float]:
+    """A plan of many items, and what any plan costs at least.
+
+    Every item costs its part of the cheapest stages that are in time at least: that is the bound.
+    Ways are few shared stages at which items' parts and a part of a vGPU of every stage cost least,
+    opened one by one, and few alignment stages before each of them, chosen alike.
+    """
+    parts = field.parts()
+    bound = float(parts.min(axis=0).sum())
+    ways: set[SeatRoute] = set()
+    for weight in _WEIGHTS:
+        roots, lowest = _opened(parts, weight * field.root_price)
+        for root in roots:
+            able = parts[root] <= lowest * (1 + _NEARLY)
+            for block in np.unique(field.block[able]).tolist():
+                ways |= _ways(field, root, np.flatnonzero(able & (field.block == block)), weight)
+    limits = Limits(
+        relative_gap=_CLOSE, nodes=_NODES, seconds=watch.left_s(), enough=-bound * (1 + _ENOUGH)
+    )
+    return seated(field, ways, limits)[0], bound
+
+
+def _opened(cost: Floats, fixed: Floats) -> tuple[list[int], Floats]:
+    """Rows that are opened one by one while that pays, and what every column then costs least.
+
+    Args:
+        cost: [rows, columns]; infinite where the row does not serve the column.
+        fixed: [rows] of an open one.
+    """
+    far = 1e3 * float(cost[np.isfinite(cost)].max(initial=1.0))
+    cost = np.minimum(cost, far)
+    lowest = np.full(cost.shape[1], far)
+    chosen: list[int] = []
+    while True:
+        gain = np.maximum(lowest - cost, 0.0).sum(axis=1) - fixed
+        best = int(gain.argmax())
+        if gain[best] <= 0:
+            return chosen, lowest
+        chosen.append(best)
+        np.minimum(lowest, cost[best], out=lowest)
+
+
+def _ways(field: GroupingProblem, root: int, items: Ints, weight: float) -> set[SeatRoute]:
+    """Ways of a root for items of one start."""
+    block, junction = int(field.block[items[0]]), int(field.root_junction[root])
+    if block == junction:
+        return {SeatRoute(root, block, -1)}
+    options = field.aligning(block, root)
+    together = float(field.rate[items].sum())
+    part = options.price * np.maximum(options.work, 1 / together)
+    left = field.limit[items] - field.root_time[root]
+    cost = np.where(options.time_us[:, None] <= left, part[:, None] * field.rate[items], np.inf)
+    rows, _ = _opened(cost, weight * options.price)
+    return {SeatRoute(root, block, row) for row in rows}

@@ -105,11 +105,3 @@ def test_every_batch_fills_the_shared_batch_that_it_boards(seed: int) -> None:
     for chain in plan.chains:
         assert chain.steps[-1].batch % chain.steps[0].batch == 0
         assert sum(step.time_us for step in chain.steps) <= chain.item.limit_us
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("rates", [(30,), (5, 30)])
-def test_many_entries_are_served_near_a_bound(rates: tuple[float, ...]) -> None:
-    plan, bound = cheapest(field_of(case(0, 450, blocks=4, rates=rates)), Watch(), gap=0.01, step=5)
-    assert served(plan) == list(range(450))
-    assert bound <= plan.cost <= 1.1 * bound
