@@ -704,7 +704,7 @@ def test_a_log_of_shared_batches_replays_to_the_same_decisions() -> None:
 @pytest.mark.slow
 def test_plain_python_boards_as_compiled_kernels() -> None:
     code = (
-        "from tests.triton_backend.scheduler.test_shared_batches import busy\n"
+        "from tests.triton_backend.scheduler.reservations.test_shared_batches import busy\n"
         "print(*[i for i in busy().items if not hasattr(i, 'plan')], sep='\\n')\n"
     )
     assert printed_by(code, compiled=True) == printed_by(code, compiled=False) != ""
