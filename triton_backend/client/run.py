@@ -279,8 +279,8 @@ class Client:
         upload_us = (link.upload_us(cut.upload_bytes) or 0) + link.rtt_us
         return (
             f"{alone}; cut {cut.block}: device {cut.head_us / 1e3:.1f}, upload"
-            f" {upload_us / 1e3:.1f}, server {cut.least_tail_us / 1e3:.1f} ms at least, of which"
-            " twice as much must be left"
+            f" {upload_us / 1e3:.1f}, server {cut.least_tail_us / 1e3:.1f} ms at least; a cut is"
+            " taken where twice the server's time is left"
         )
 
     def _as_it_stands(self, head: Head, link: Link, left_us: int) -> Cut:

@@ -134,7 +134,9 @@ def test_a_request_that_nothing_answers_in_time_says_the_times(
     show(records[0])
     shown = capsys.readouterr().out
     assert "the device takes 1500.0 ms; cut 0: device 0.0, upload 5" in shown
-    assert "server 900.0 ms at least, of which twice as much must be left\n" in shown
+    assert (
+        "server 900.0 ms at least; a cut is taken where twice the server's time is left\n" in shown
+    )
 
 
 def test_a_request_whose_server_opens_no_cut_says_so(
