@@ -110,8 +110,16 @@ def words_of(arrays: Any, example: Any) -> list[int]:
         TypeError: one has another type, number of dimensions or order than in `example`, as which
             kernels read it.
     """
-    if typeof(arrays) != typeof(example):
-        raise TypeError(f"arrays are {typeof(arrays)}, kernels expect {typeof(example)}")
+    if type(arrays) is not type(example):
+        raise TypeError(f"{type(arrays).__name__}: kernels expect {type(example).__name__}")
+    if isinstance(arrays, tuple):
+        words: list[int] = []
+        for part, like in zip(cast("tuple[Any]", arrays), example, strict=True):
+            words += words_of(part, like)
+        return words
+    # Not by numba's types: naming them takes a hundred times as long, before each call.
+    if arrays.dtype != example.dtype or arrays.ndim != example.ndim or not arrays.flags.carray:
+        raise TypeError(f"an array is {typeof(arrays)}, kernels expect {typeof(example)}")
     return _words(arrays)
 
 
