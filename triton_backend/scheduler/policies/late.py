@@ -422,10 +422,11 @@ def _fills(tables: Tables, queue: int, pipeline: int, samples: int) -> bool:
     left = topology.queues[queue]["budget_us"] - topology.path_us[pipeline, samples]
     if row["gap"] == 0 or left < 0:
         return False
-    # gap / (size x part of the queue's requests), with the size in 1/`PARTS` too
-    per_sample = row["gap"] * PARTS // (row["size"] * PARTS >> RATE_SHIFT)
-    own = per_sample // topology.pipelines[pipeline]["part"]  # a multiple of 1/`PARTS` of it
-    return own <= (left << RATE_SHIFT) // (samples * PARTS)
+    # gap / (size x part of the queue's requests), without rounding the size
+    per_sample = row["gap"] // row["size"] << RATE_SHIFT
+    per_sample += (row["gap"] % row["size"] << RATE_SHIFT) // row["size"]
+    longest = (left << RATE_SHIFT) // samples * topology.pipelines[pipeline]["part"] // PARTS
+    return per_sample <= longest
 
 
 @inlined

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
@@ -508,10 +508,29 @@ def test_turns_need_pipelines_of_one_stage() -> None:
         Scheduler(hand_plan(model, nodes=nodes))
 
 
+Case = tuple[list[tuple[int, ...]], list[int], int, list[tuple[int, int, int, int]]]
+BARELY_FILLS: Case = (
+    [(3,), (6, 11, 17, 17)],
+    [1, 3],
+    1,
+    [
+        (0, 1, 36, 3),
+        (6, 1, 9, 1),
+        (6, 1, 23, 3),
+        (10, 1, 30, 2),
+        (10, 1, 13, 3),
+        (10, 1, 13, 3),
+        (13, 0, 16, 1),
+        (19, 1, 22, 3),
+        (19, 0, 22, 1),
+        (19, 0, 22, 1),
+    ],
+)
+"""From 19 on a sample of model 1 comes every 5.664 µs; three fill a batch from 5.667 on."""
+
+
 @st.composite
-def cases(
-    draw: st.DrawFn,
-) -> tuple[list[tuple[int, ...]], list[int], int, list[tuple[int, int, int, int]]]:
+def cases(draw: st.DrawFn) -> Case:
     tables: list[tuple[int, ...]] = []
     for _ in range(draw(st.integers(1, 3))):
         steps = draw(st.lists(st.integers(0, 6), min_size=0, max_size=4))
@@ -534,9 +553,10 @@ def cases(
 @pytest.mark.parametrize("name", list(EVERY))
 @settings(max_examples=60, deadline=None)
 @given(case=cases(), slo_us=st.integers(10, 60))
+@example(case=BARELY_FILLS, slo_us=34)
 def test_every_batch_is_that_of_the_definition(
     name: str,
-    case: tuple[list[tuple[int, ...]], list[int], int, list[tuple[int, int, int, int]]],
+    case: Case,
     slo_us: int,
 ) -> None:
     tables, planned, vgpus, arrivals = case
