@@ -75,6 +75,8 @@ class Watch:
 
     def left_s(self) -> float | None:
         """Seconds that are left, a little at least; None where there is no limit."""
+        if self.stopped():
+            return _LEAST_S
         if self.limit_s is None:
             return None
         return max(_LEAST_S, self.limit_s - self.seconds())

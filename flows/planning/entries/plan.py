@@ -18,13 +18,8 @@ from flows.planning.engine.cover import raised
 from flows.planning.engine.level import halved
 from flows.planning.entries.groups import Group, GroupingProblem, items_of
 from flows.planning.entries.phases import fitted
-from flows.planning.entries.pooling import (
-    Pooled,
-    pooled,
-    pooled_ways,
-)
+from flows.planning.entries.pooling import Pooled, pooled
 from flows.planning.entries.search import cheapest
-from flows.planning.entries.seats import many_seated
 from flows.planning.entries.shadow import (
     Shadow,
     places_in_force,
@@ -66,7 +61,6 @@ from triton_backend.contract.units import us_to_ms
 from triton_backend.contract.workload import MARGIN
 
 _CLASS, _ALL = "gpu_classes.", "cluster"
-SEATS_ONLY_FROM_ITEMS = 400  # entries of one rate
 _WEIGHTINGS, _DEARER = 16, 1.2  # tries to use less of a class that has too few GPUs
 _WASTES = (0.1, 0.3, 1.0)  # tries to have shares that fill GPUs, where there is one class
 _CLOSE = 1e-3  # relative, of the search for a throughput
@@ -107,20 +101,14 @@ def exactly(table: ModelTable, inputs: Inputs) -> Solved:
     field = GroupingProblem(table, items_of(table))
     require_reachable(field)
     step, count = _step_of(table, inputs.options), len(field.items)
-    if count > SEATS_ONLY_FROM_ITEMS:
-        ways, bound = many_seated(field, inputs.watch)
-        bound = raised(bound, step)
-        alone = [field.best([item]) for item in range(count)]
-        best = pooled_ways(field, ways) if ways else pooled(field, alone)
-    else:
-        best, bound = cheapest(
-            field,
-            inputs.watch,
-            gap=inputs.options.gap,
-            step=step,
-            prove=inputs.prove,
-            wanted=inputs.most,
-        )
+    best, bound = cheapest(
+        field,
+        inputs.watch,
+        gap=inputs.options.gap,
+        step=step,
+        prove=inputs.prove,
+        wanted=inputs.most,
+    )
     if best.cost < bound * (1 - ROUNDING):
         bound = raised(float(field.parts().min(axis=0).sum()), step)
     return Solved(

@@ -9,27 +9,23 @@ and starts are added up:
 The items of a start are found among
 
     subsets    of few items, alignment stages shared as costs least (`subsets`)
-    runs       of many of one rate: neighbours by limit that share an alignment stage
+    runs       of many of one rate: neighbours by limit that share an alignment stage (`runs`)
     parts      of many of several rates: each pays its part of an alignment stage, which only bounds
 
 Prices do not rise with limits, for an item may have the seat of one like it with a shorter limit
-(`search`). So no other items in time for a stage are worth more than those next to the tightest:
-bundles are runs of the items by falling limit. With items so sorted,
+(`search`). So no other items in time for a stage are worth more than those next to the tightest.
 
-    gain[i, k]   of k of the first i items: the larger of gain[i - 1, k] and, over runs of o items
-                 that end with item i, gain[i - o, k - o] + their prices - their alignment stage
-
-Here: the pricer and its kernels. Not here: plans (`search`).
+Here: the pricer and how starts are added up. Not here: plans (`search`).
 """
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flows.planning.engine.pricing import Duals, Priced
 from flows.planning.entries.groups import Group, GroupingProblem, columns_of
+from flows.planning.entries.runs import Levels, gains_of_runs, levels_of, members_of_runs
 from flows.planning.entries.subsets import MOST_TOGETHER, aligned_subsets, members_in, members_of
 from flows.planning.entries.tables import ANY_NUMBER, vgpus_for
 from flows.planning.solver.arrays import FAR, Floats, Ints
@@ -38,6 +34,7 @@ from triton_backend.scheduler.compiled import entry as kernel_entry
 from triton_backend.scheduler.compiled import kernel
 
 _FRESH = 160  # columns of a round
+_LOOKED_AT = 320  # roots at once
 
 
 class _Cell(NamedTuple):
@@ -45,25 +42,25 @@ class _Cell(NamedTuple):
 
     Attributes:
         items: those of runs by falling limit.
-        bundles: [n, items] subsets, 1 where it has an item; [n, 2] where runs begin and end.
-        loads: [n] rates of bundles in units.
+        subsets: [n, items] 1 where a subset has an item; None: bundles are runs.
+        loads: [n] rates of bundles in units; of runs, of so many items.
         each: rate of an item of runs in units; 0: bundles are subsets.
-        aligned: [R, n] cost of a bundle beside every root.
+        aligned: [R, n] cost of a subset beside every root; 0 of runs.
+        levels: of runs beside every root; of subsets there are none.
     """
 
     items: Ints
-    bundles: Ints
+    subsets: Ints | None
     loads: Ints
     each: int
     aligned: Floats
+    levels: Levels
 
     def gain(self, pi: Floats) -> Floats:
-        """[n] what bundles are worth at prices of items."""
-        if not self.each:
-            return self.bundles @ pi[self.items]
-        rising = np.maximum.accumulate(pi[self.items])  # a little less where prices are rounded
-        total = np.concatenate([[0.0], np.cumsum(rising)])
-        return total[self.bundles[:, 1]] - total[self.bundles[:, 0]]
+        """[n] the worth of subsets, or of each item of runs, at prices of items."""
+        if self.subsets is None:
+            return np.maximum.accumulate(pi[self.items])  # a little less where prices are rounded
+        return self.subsets @ pi[self.items]
 
 
 def _cells(field: GroupingProblem, units: Ints) -> Iterator[_Cell]:
@@ -72,24 +69,28 @@ def _cells(field: GroupingProblem, units: Ints) -> Iterator[_Cell]:
         own = np.flatnonzero(field.block == block)
         if field.table.chains and len(own) <= MOST_TOGETHER:
             taken = members_in(len(own)).astype(np.int64)
-            yield _Cell(own, taken, taken @ units[own], 0, aligned_subsets(field, own))
+            yield _of_subsets(own, taken, taken @ units[own], aligned_subsets(field, own))
         elif len(set(field.rate[own].tolist())) == 1:
             own = own[np.argsort(-field.limit[own], kind="stable")]
-            last, more = np.tril_indices(len(own))
-            each, several = int(units[own[0]]), more + 1.0
-            aligned = field.aligned(
-                field.block[own[last]],
-                field.limit[own[last]],
-                several * field.rate[own[last]],
-                largest=field.rate[own[last]],
+            each = int(units[own[0]])
+            yield _Cell(
+                items=own,
+                subsets=None,
+                loads=each * np.arange(1, len(own) + 1),
+                each=each,
+                aligned=np.zeros((len(parts), len(own))),
+                levels=levels_of(field, own),
             )
-            runs = np.column_stack([last - more, last + 1])
-            yield _Cell(own, runs, (more + 1) * each, each, np.minimum(aligned, FAR))
         else:
+            single = np.array([[0], [1]])
             for item in own:
-                single = np.array([[0], [1]])
                 beside = np.column_stack([np.zeros(len(parts)), parts[:, item]])
-                yield _Cell(np.array([item]), single, single[:, 0] * units[item], 0, beside)
+                yield _of_subsets(np.array([item]), single, single[:, 0] * units[item], beside)
+
+
+def _of_subsets(items: Ints, subsets: Ints, loads: Ints, aligned: Floats) -> _Cell:
+    levels = Levels.none(aligned.shape)
+    return _Cell(items, subsets, loads, 0, aligned, levels)
 
 
 class Groups:
@@ -105,6 +106,7 @@ class Groups:
         self.each = np.array([cell.each for cell in self.cells])
         self.first = np.cumsum([0, *(len(cell.loads) for cell in self.cells)])
         self.aligned = np.concatenate([cell.aligned for cell in self.cells], axis=1)
+        self.levels = Levels.joined([cell.levels for cell in self.cells])
         self.beside = field.parts_beside()
         self.cheapest, self.work = field.root_price, field.root_work
         self.fewest = np.zeros(len(self.work))
@@ -112,22 +114,30 @@ class Groups:
         self.most = np.full(len(self.work), one)
         count, rates = len(self.cells), int(units.sum()) + 1
         longest = max(len(cell.items) for cell in self.cells) + 1
-        self.gains = np.zeros((longest, longest))
+        self.runs = np.zeros(longest), np.zeros((longest, longest))
         choice = np.zeros((count + 1, rates), dtype=np.int64)
-        self.room = np.zeros(choice.shape), choice[1:], np.zeros(rates), choice[0], self.gains
+        self.room = np.zeros(choice.shape), choice[1:], np.zeros(rates), choice[0], *self.runs
 
     def price(self, duals: Duals, cap: Floats) -> Priced:
-        """The best groups of the roots where one pays off most."""
+        """The best groups of roots, those first where items gain most.
+
+        Where enough pay off, the others count by what their groups may gain at most.
+        """
         del cap
-        most = self._most_that_pays(duals.demand)
-        some = np.flatnonzero(most)
-        gain, own, taken = self._best(duals.demand, some, most[some])
+        some, gained = self._that_may_pay(duals.demand)
         least = np.zeros(len(self.work))
-        least[some] = np.minimum(own, 0.0)
-        order = np.argsort(least, kind="stable")[:_FRESH]
-        order = order[least[order] < -SOLVED * self.cheapest[order]]
-        at = np.searchsorted(some, order)
-        found = [self._group(*one, gain) for one in zip(order.tolist(), taken[at], strict=True)]
+        least[some] = -gained
+        order, taken, gain = some[:0], np.zeros((0, len(self.cells)), dtype=np.int64), np.zeros(0)
+        for first in range(0, len(some), _LOOKED_AT):
+            roots = some[first : first + _LOOKED_AT]
+            gain, own, more = self._best(duals.demand, roots, self._most(duals.demand, roots))
+            least[roots] = np.minimum(own, 0.0)
+            order, taken = np.append(order, roots), np.append(taken, more, axis=0)
+            if (least[order] < -SOLVED * self.cheapest[order]).sum() >= _FRESH:
+                break
+        at = np.argsort(least[order], kind="stable")[:_FRESH]
+        at = at[least[order[at]] < -SOLVED * self.cheapest[order[at]]]
+        found = [self._group(*one, gain) for one in zip(order[at].tolist(), taken[at], strict=True)]
         return Priced(columns=columns_of(found), least=least)
 
     def least(self, pi: Floats) -> Floats:
@@ -135,19 +145,31 @@ class Groups:
         every = np.arange(len(self.work))
         return self._best(pi, every, np.full(len(every), self.room[0].shape[1] - 1))[1]
 
-    def _most_that_pays(self, pi: Floats) -> Ints:
-        """[roots] the largest rate of a group that may pay off, in units; 0: none does.
+    def _that_may_pay(self, pi: Floats) -> tuple[Ints, Floats]:
+        """Roots of which a group may pay off, and what one gains at most: the largest first.
+
+        Every item pays its part of an alignment stage, and of the root as much as it loads that.
+        """
+        gain = pi - self.beside
+        gained = np.maximum(gain - (self.cheapest * self.work)[:, None] * self.field.rate, 0.0)
+        most = np.minimum(gained.sum(axis=1), np.maximum(gain, 0.0).sum(axis=1) - self.cheapest)
+        some = np.flatnonzero(most > SOLVED * self.cheapest)
+        some = some[np.argsort(-most[some], kind="stable")]
+        return some, most[some]
+
+    def _most(self, pi: Floats, roots: Ints) -> Ints:
+        """[roots] the largest rate of a group that may pay off, in units.
 
         Every item pays its part of an alignment stage; those that gain most for their rate come
         first.
         """
-        rate, gain = self.field.rate, np.maximum(pi - self.beside, 0.0)
+        rate, gain = self.field.rate, np.maximum(pi - self.beside[roots], 0.0)
         order = np.argsort(-gain / rate, axis=1, kind="stable")
         load, worth = (
             np.cumsum(a, axis=1) for a in (rate[order], np.take_along_axis(gain, order, 1))
         )
-        vgpus = vgpus_for(load - rate[order], self.work[:, None])
-        open_ = self.cheapest[:, None] * vgpus < worth
+        vgpus = vgpus_for(load - rate[order], self.work[roots, None])
+        open_ = self.cheapest[roots, None] * vgpus < worth
         most = np.where(open_, load, 0.0).max(axis=1) / self.field.unit
         return np.ceil(most * (1 - ROUNDING)).astype(np.int64)
 
@@ -159,7 +181,7 @@ class Groups:
         gain = np.concatenate([cell.gain(pi) for cell in self.cells])
         least = np.zeros(len(some))
         taken = np.zeros((len(some), len(self.cells)), dtype=np.int64)
-        cells = gain, self.loads, self.first, self.aligned, self.each
+        cells = gain, self.loads, self.first, self.aligned, self.each, self.levels
         measures = self.field.unit, float(self.field.table.most)
         roots = some, np.minimum(most, self.room[0].shape[1] - 1), self.cheapest, self.work
         best_groups(cells, roots, measures, self.room, least, taken)
@@ -176,9 +198,8 @@ class Groups:
                 beside += float(self.aligned[at, span][some])
             elif some:
                 chosen = np.zeros(len(cell.items), dtype=np.bool_)
-                beside += members_of_runs(
-                    gain[span], self.aligned[at, span], some, self.gains, chosen
-                )
+                rows, levels = self.levels.rows[at, span], self.levels[1:]
+                beside += members_of_runs(gain[span], rows, levels, some, self.runs, chosen)
                 items += cell.items[chosen].tolist()
         load = float(self.field.rate[items].sum())
         vgpus = float(vgpus_for(load, self.work[at : at + 1])[0])
@@ -187,83 +208,32 @@ class Groups:
 
 
 @kernel
-def _gains_of_runs(gain: Floats, beside: Floats, count: int, most: int, gains: Floats) -> None:
-    """Fill in gains[i, k], the largest one of k of the first i items of `count`, k up to `most`.
-
-    Lower where fewer items gain as much.
-    """
-    gains[0, 0] = 0.0
-    for i in range(1, count + 1):
-        run = i * (i - 1) // 2  # the first that ends with item i
-        top = min(i, most)
-        for k in range(top + 1):
-            gains[i, k] = gains[i - 1, k] if k < i else -np.inf
-        if beside[run] >= FAR:
-            continue
-        longest = i if beside[run] > 0 else 1  # where nothing is paid, runs are as good apart
-        highest = 0.0
-        for more in range(min(longest, most)):
-            worth = gain[run + more] - beside[run + more]
-            if worth > highest:  # else a part of it is worth as much
-                highest = worth
-                _joined(gains[i, more + 1 : top + 1], gains[i - more - 1], worth)
-
-
-@kernel
-def _joined(gains: Floats, before: Floats, worth: float) -> None:
-    """Fill in gains with a run more, where they are larger."""
-    for k in range(len(gains)):
-        gains[k] = max(gains[k], before[k] + worth)
-
-
-@kernel_entry
-def members_of_runs(
-    gain: Floats, beside: Floats, most: int, gains: Floats, chosen: NDArray[np.bool_]
-) -> float:
-    """Mark the items of the best runs of so many items; returns what they cost beside the root."""
-    _gains_of_runs(gain, beside, len(chosen), most, gains)
-    k, end, cost = most, len(chosen), 0.0
-    for i in range(len(chosen), 0, -1):
-        if i > end or (k < i and gains[i, k] == gains[i - 1, k]):
-            continue
-        for more in range(k):
-            run = i * (i - 1) // 2 + more
-            worth = gain[run] - beside[run]
-            if gains[i - more - 1, k - more - 1] + worth == gains[i, k]:
-                chosen[i - more - 1 : i] = True
-                cost += beside[run]
-                k, end = k - more - 1, i - more - 1
-                break
-    return cost
-
-
-@kernel
 def _choices(
     gain: Floats,
     loads: Ints,
-    beside: Floats,
+    beside: tuple[Floats, Ints, tuple[Ints, Ints, Floats]],
     each: int,
     most: int,
-    room: tuple[Floats, Ints, Floats],
+    room: tuple[Floats, Ints, Floats, Floats],
 ) -> int:
     """Fill in what each rate of a cell gains and the choice that does, where lower ones gain less.
 
     Returns the rate of all, or `most`.
     """
-    worth, code, gains = room
+    aligned, rows, levels = beside
+    worth, code, total, gains = room
     span = min(loads[len(loads) - 1], most)
     for more in range(span + 1):
         worth[more] = -np.inf
     if each > 0:
-        count = loads[len(loads) - 1] // each
         top = span // each
-        _gains_of_runs(gain, beside, count, top, gains)
+        gains_of_runs(gain, rows, levels, top, total, gains)
         for k in range(1, top + 1):
-            worth[k * each], code[k * each] = gains[count, k], k
+            worth[k * each], code[k * each] = gains[len(gain), k], k
     else:
         for s in range(1, len(gain)):
-            if loads[s] <= span and gain[s] - beside[s] > worth[loads[s]]:
-                worth[loads[s]], code[loads[s]] = gain[s] - beside[s], s
+            if loads[s] <= span and gain[s] - aligned[s] > worth[loads[s]]:
+                worth[loads[s]], code[loads[s]] = gain[s] - aligned[s], s
     highest = 0.0
     for more in range(span + 1):
         if worth[more] > highest:
@@ -300,10 +270,10 @@ def _added(
 
 @kernel_entry
 def best_groups(
-    cells: tuple[Floats, Ints, Ints, Floats, Ints],
+    cells: tuple[Floats, Ints, Ints, Floats, Ints, Levels],
     roots: tuple[Ints, Ints, Floats, Floats],
     measures: tuple[float, float],
-    room: tuple[Floats, Ints, Floats, Ints, Floats],
+    room: tuple[Floats, Ints, Floats, Ints, Floats, Floats],
     least: Floats,
     taken: Ints,
 ) -> None:
@@ -311,26 +281,28 @@ def best_groups(
 
     Args:
         cells: gain and rate of every bundle, cell by cell; where each cell begins; cost of
-            alignment stages [roots, bundles]; rate of an item of runs, 0 of subsets.
+            alignment stages [roots, bundles]; rate of an item of runs, 0 of subsets; levels.
         roots: those looked at, and the most rate of a group on each; price of a vGPU and vGPUs
             per rate of all.
         measures: the unit of rates, most vGPUs.
         room: [cells + 1, rates] the largest gain; [cells, rates] the choice that has it; [rates]
-            both of one cell; [items + 1, items + 1] for runs.
+            both of one cell; for runs `total` and `gains`.
         least: [some roots] filled in.
         taken: [some roots, cells] filled in.
     """
-    gain, loads, first, aligned, each = cells
+    gain, loads, first, aligned, each, runs = cells
     some, most_load, price, work = roots
     unit, most = measures
-    best, choice, worth, code, gains = room
+    best, choice, worth, code, sums, gains = room
+    levels = runs.first, runs.capacity, runs.price
     count = len(first) - 1
     for at in range(len(some)):
         root, total, top = some[at], 0, most_load[at]
         best[0, 0] = 0.0
         for cell in range(count):
             a, b = first[cell], first[cell + 1]
-            beside, own = aligned[root, a:b], (worth, code, gains)
+            beside = aligned[root, a:b], runs.rows[root, a:b], levels
+            own = worth, code, sums, gains
             span = _choices(gain[a:b], loads[a:b], beside, each[cell], top, own)
             loads_of = (total, span, top)
             total = _added(worth, code, loads_of, best[cell], best[cell + 1], choice[cell])

@@ -16,7 +16,7 @@ Here: the cover, plans, proof. Not here: the best groups at prices (`pricer`).
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -24,19 +24,20 @@ from flows.planning.engine.columns import Columns, Pool
 from flows.planning.engine.cover import Generation, raised
 from flows.planning.engine.master import Cover, Free
 from flows.planning.engine.pricing import Duals
-from flows.planning.engine.rounding import Incumbent, Tools, dive, restricted
-from flows.planning.entries.groups import Group, GroupingProblem, columns_of
+from flows.planning.engine.rounding import Incumbent, dive
+from flows.planning.entries.groups import EntryClass, Group, GroupingProblem, columns_of
 from flows.planning.entries.pooling import Pooled, pooled, pooled_ways, ways_of, ways_to
 from flows.planning.entries.pricer import Groups
-from flows.planning.entries.seats import SeatRoute, alike, seated
+from flows.planning.entries.seats import SeatRoute, alike, opened_ways, seated
 from flows.planning.entries.tables import ANY_NUMBER
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.solve import Limits
 from flows.planning.solver.tolerances import SOLVED
 from flows.planning.watch import Watch
 
+MOST_ITEMS = 400  # in which plans are sought one by one; of more, half as many stand for all
 CLOSE = 2e-3  # of the bound, where generating columns ends
-_GROUPS, _GROUP_NODES = 300, 50  # of which a plan is made, and nodes
+_FEWER = 0.6  # of the time that is left: for a plan of those that stand for all
 _WAYS, _WAY_NODES = 60, 200  # of a plan beside those of plans known, and nodes
 _MOST_WAYS = 300  # of all plans up to a cost, to prove that there is none, or to find one
 
@@ -52,6 +53,10 @@ def cheapest(
 ) -> tuple[Pooled, float]:
     """The cheapest plan found of items, and what any costs at least.
 
+    Of more than `MOST_ITEMS` it has the ways of fewer items that stand for all where every start
+    has one rate, else ways that pay off for many. Each item costs its part of the cheapest stages
+    that are in time at least: that is the bound.
+
     Args:
         field: items, each of which can be served by itself.
         watch: the clock of the run.
@@ -60,7 +65,31 @@ def cheapest(
         prove: the bound may be raised beyond the relaxation, and plans be sought for long.
         wanted: ends with any plan up to it, or where none can be; None: with the cheapest.
     """
-    alone = [field.best([item]) for item in range(len(field.items))]
+    if len(field.items) > MOST_ITEMS:
+        bound = float(field.parts().min(axis=0).sum())
+        if len(alike(field)) == len(np.unique(field.block)):
+            ways = _ways_of_fewer(field, watch.part(_FEWER), gap=gap, step=step)
+        else:  # the best groups take too long
+            ways = opened_ways(field)
+        limits = Limits(
+            relative_gap=CLOSE,
+            nodes=_WAY_NODES,
+            seconds=watch.left_s(),
+            enough=-bound * (1 + CLOSE),
+        )
+        found, _ = seated(field, ways, limits)
+        plan = pooled_ways(field, found) if found else pooled(field, _alone(field))
+        return plan, raised(bound, step)
+    search = _search(field, watch, gap=gap, step=step, wanted=wanted)
+    bound = search.run(prove=prove)
+    return search.plan, bound
+
+
+def _search(
+    field: GroupingProblem, watch: Watch, *, gap: float, step: float, wanted: float | None = None
+) -> "_Search":
+    """A search that knows how each item is served by itself."""
+    alone = _alone(field)
     search = _Search(
         problem=field,
         pricer=Groups(field),
@@ -71,8 +100,37 @@ def cheapest(
         plan=pooled(field, alone),
     )
     search.pool.add(columns_of(alone))
-    bound = search.run(prove=prove)
-    return search.plan, bound
+    return search
+
+
+def _alone(field: GroupingProblem) -> list[Group]:
+    return [field.best([item]) for item in range(len(field.items))]
+
+
+def _ways_of_fewer(
+    field: GroupingProblem, watch: Watch, *, gap: float, step: float
+) -> set[SeatRoute]:
+    """Ways of a good plan of every so many-th item of a start and rate, which stands for the next.
+
+    Those have a longer limit, so that all of them are in time.
+    """
+    each = math.ceil(2 * len(field.items) / MOST_ITEMS)
+    fewer = _fewer(field, each)
+    while each > 1 and any(group.root < 0 for group in _alone(fewer)):  # too much for one stage
+        each //= 2
+        fewer = _fewer(field, each)
+    search = _search(fewer, watch, gap=gap, step=step)
+    search.run(prove=False)
+    return search.ways | search.used or ways_of(fewer, _alone(fewer))
+
+
+def _fewer(field: GroupingProblem, each: int) -> GroupingProblem:
+    found: list[EntryClass] = []
+    for items in alike(field):
+        rate_rps = min(each, len(items)) * float(field.rate[items[0]])
+        found += [replace(field.items[n], rate_rps=rate_rps) for n in items[::each].tolist()]
+    found.sort(key=lambda item: (item.block, -item.limit_us))
+    return GroupingProblem(field.table, found)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,6 +144,8 @@ class _Search:
         best: the cost of the best plan known.
         plan: that plan.
         ways: of all plans so far.
+        used: ways of the relaxation.
+        pi: [items] prices of the bound.
     """
 
     problem: GroupingProblem
@@ -98,6 +158,8 @@ class _Search:
     pool: Pool = field(default_factory=Pool)
     best: Incumbent = field(default_factory=Incumbent)
     ways: set[SeatRoute] = field(default_factory=set[SeatRoute])
+    used: set[SeatRoute] = field(default_factory=set[SeatRoute])
+    pi: Floats = field(default_factory=lambda: np.zeros(0))
 
     def run(self, *, prove: bool) -> float:
         """Look for the cheapest plan; what any costs at least."""
@@ -114,15 +176,17 @@ class _Search:
         )
         parts = self.problem.parts().min(axis=0)  # no group costs less than its items' parts
         relaxed = generation.run(Duals(demand=parts, resource=np.zeros(0)))
-        lowest, pi = relaxed.bound, relaxed.duals.demand
-        if not self.closed(lowest):
-            self._groups(cover, lowest, pi)
+        lowest, self.pi = relaxed.bound, relaxed.duals.demand
+        if relaxed.mixed is not None and not self.closed(lowest):
+            used = np.flatnonzero(relaxed.mixed.counts > SOLVED)
+            self.used = ways_of(self.problem, self.pool.columns.take(used).source)
+            self._seat(self.used, self._limits(lowest, _WAY_NODES))
         if prove and not self.closed(lowest):
-            lowest = self._prove(lowest, pi)
+            lowest = self._prove(lowest)
         if prove and not self.closed(lowest):
             self.best.offer(*dive(cover, self.pricer, self.pool, self.watch))
         if not self.closed(lowest):
-            self._seats(lowest, pi)
+            self._seats(lowest)
         return raised(lowest, self.step)
 
     def _cover(self) -> Cover:
@@ -198,35 +262,28 @@ class _Search:
             return proven
         return min(proven, self.wanted * (1 + SOLVED) + self.step)
 
-    def _by_reduced(self, pi: Floats) -> Columns:
+    def _by_reduced(self) -> Columns:
         """Groups known, the least reduced costs first."""
         columns = self.pool.columns
-        reduced = columns.cost - columns.priced(pi)
+        reduced = columns.cost - columns.priced(self.pi)
         return columns.take(np.argsort(reduced, kind="stable"))
 
-    def _groups(self, cover: Cover, bound: float, pi: Floats) -> None:
-        """A plan of the groups of the least reduced costs, seats passed on."""
-        columns = self._by_reduced(pi)
-        columns = columns.take(np.arange(min(len(columns), _GROUPS)))
-        tools = Tools(most=lambda some: np.ones(len(some)))
-        restricted(cover, columns, self.best, self._limits(bound, _GROUP_NODES), tools)
-
-    def _seats(self, bound: float, pi: Floats) -> None:
+    def _seats(self, bound: float) -> None:
         """A plan of the ways of all plans so far and of groups of the least reduced costs."""
         ways = set(self.ways)
-        for group in self._by_reduced(pi).source:
+        for group in self._by_reduced().source:
             if len(ways) >= len(self.ways) + _WAYS:
                 break
             ways |= ways_of(self.problem, [group])
         self._seat(ways, self._limits(bound, _WAY_NODES))
 
-    def _prove(self, bound: float, pi: Floats) -> float:
+    def _prove(self, bound: float) -> float:
         """The best plan of all ways that better plans may have; returns a bound of all plans.
 
         Where costs have steps, each one above the bound is tried by itself,
         which few ways can have.
         """
-        least = self.pricer.least(pi)
+        least = self.pricer.least(self.pi)
         lowest = bound
         for cost in self._costs(bound):
             ways: set[SeatRoute] = set()

@@ -14,8 +14,8 @@ entries that need one (Hall):
 The entries are those from limit i up to the next; r_pi are seats left for larger limits. Entries of
 several rates have seats of their own for each rate, and take so much more of a vGPU.
 
-Here: the best plan of ways that are given; ways for thousands of entries. Not here: those of a
-proof (`pooling`).
+Here: the best plan of ways that are given; ways for many entries. Not here: those of a proof
+(`pooling`).
 """
 
 import math
@@ -31,12 +31,9 @@ from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
 from flows.planning.solver.tolerances import ROUNDING
-from flows.planning.watch import Watch
 
 _WEIGHTS = (0.01, 0.03, 0.05, 0.125, 0.25, 0.5)  # of a vGPU that is spare, in the choice of ways
 _NEARLY = 0.05  # above the least, where items still count for a way
-_NODES = 100
-_CLOSE, _ENOUGH = 2e-3, 1.5e-2  # gap of the program; above the bound, where a plan is good enough
 
 Key = tuple[int, int, int, int]  # first block, last block, size, batch
 
@@ -187,18 +184,16 @@ def _cover(build: ProgramBuilder, limit: Floats, time: Floats, seats: Ints) -> b
     return True
 
 
-# Thousands of entries
+# Many entries
 
 
-def many_seated(field: GroupingProblem, watch: Watch) -> tuple[list[SeatRoute], float]:
-    """A plan of many items, and what any plan costs at least.
+def opened_ways(field: GroupingProblem) -> set[SeatRoute]:
+    """Ways for many items.
 
-    Every item costs its part of the cheapest stages that are in time at least: that is the bound.
-    Ways are few shared stages at which items' parts and a part of a vGPU of every stage cost least,
-    opened one by one, and few alignment stages before each of them, chosen alike.
+    These are few shared stages at which items' parts and a part of a vGPU of every stage cost
+    least, opened one by one, and few alignment stages before each of them, chosen alike.
     """
     parts = field.parts()
-    bound = float(parts.min(axis=0).sum())
     ways: set[SeatRoute] = set()
     for weight in _WEIGHTS:
         roots, lowest = _opened(parts, weight * field.root_price)
@@ -206,10 +201,7 @@ def many_seated(field: GroupingProblem, watch: Watch) -> tuple[list[SeatRoute], 
             able = parts[root] <= lowest * (1 + _NEARLY)
             for block in np.unique(field.block[able]).tolist():
                 ways |= _ways(field, root, np.flatnonzero(able & (field.block == block)), weight)
-    limits = Limits(
-        relative_gap=_CLOSE, nodes=_NODES, seconds=watch.left_s(), enough=-bound * (1 + _ENOUGH)
-    )
-    return seated(field, ways, limits)[0], bound
+    return ways
 
 
 def _opened(cost: Floats, fixed: Floats) -> tuple[list[int], Floats]:

@@ -29,6 +29,15 @@ def test_a_part_is_stopped_with_the_whole_and_tells_nobody() -> None:
     assert part.stopped()
 
 
+@pytest.mark.parametrize("limit_s", [None, 1000.0])
+def test_a_solver_that_is_called_after_a_run_was_ended_ends_at_once(limit_s: float | None) -> None:
+    watch = Watch(limit_s=limit_s)
+    watch.stop()
+    left_s = watch.left_s()
+    assert left_s is not None
+    assert left_s < 0.1
+
+
 def test_a_part_that_ends_without_a_plan_names_the_limit_of_the_whole() -> None:
     part = Watch(limit_s=4.0).part(0.3).part(0.5)
     assert str(part.no_plan()) == (

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from flows.planning.entries import search as module
 from flows.planning.entries.pooling import Pooled, ways_to
 from flows.planning.entries.pricer import Groups
-from flows.planning.entries.search import cheapest
+from flows.planning.entries.search import MOST_ITEMS, cheapest
 from flows.planning.entries.seats import SeatRoute, seated
 from flows.planning.solver.solve import Limits
 from flows.planning.watch import Watch
@@ -96,6 +97,47 @@ def test_a_hundred_entries_are_served_near_their_bound(seed: int) -> None:
     plan, bound = cheapest(field, Watch(), gap=0.01, step=5.0)
     assert served(plan) == list(range(110))
     assert bound <= plan.cost <= 1.1 * bound
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rates", [(30,), (5, 30)])
+@pytest.mark.parametrize("seed", range(2))
+def test_many_entries_are_served_near_a_bound(seed: int, rates: tuple[float, ...]) -> None:
+    count = MOST_ITEMS + 50
+    plan, bound = cheapest(
+        field_of(case(seed, count, blocks=4, rates=rates)), Watch(), gap=0.01, step=5.0
+    )
+    assert served(plan) == list(range(count))
+    assert bound <= plan.cost <= 1.25 * bound
+
+
+def test_the_bound_of_many_is_below_the_least_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = case(61, 5, rates=(30,))
+    monkeypatch.setattr(module, "MOST_ITEMS", 4)
+    plan, bound = cheapest(field_of(problem), Watch(), gap=0.0, step=5.0)
+    assert bound <= brute_force(problem, whole=True) + 1e-6 <= plan.cost + 2e-6
+
+
+@pytest.mark.parametrize("instances", [1, 2])
+def test_those_that_stand_for_many_are_as_many_as_stages_can_carry(
+    instances: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_ITEMS", 8)
+    field = field_of(case(4, 24, rates=(60,)), own={"max_instances": instances})
+    plan, bound = cheapest(field, Watch(), gap=0.01, step=5.0)
+    assert served(plan) == list(range(24))
+    assert bound <= plan.cost <= sum(field.best([item]).cost for item in range(24))
+
+
+@pytest.mark.parametrize("count", [60, MOST_ITEMS + 1])
+def test_a_search_ends_with_its_time(count: int) -> None:
+    watch = Watch()
+    watch.stop()
+    plan, bound = cheapest(
+        field_of(case(1, count, blocks=4, rates=(30,))), watch, gap=0.0, step=5.0
+    )
+    assert served(plan) == list(range(count))
+    assert 0 < bound <= plan.cost
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -7,9 +7,8 @@ import pytest
 
 from flows.planning.entries.groups import GroupingProblem
 from flows.planning.entries.pooling import pooled_ways
-from flows.planning.entries.seats import SeatRoute, many_seated, seated
+from flows.planning.entries.seats import SeatRoute, seated
 from flows.planning.solver.solve import Limits
-from flows.planning.watch import Watch
 from tests.flows.planning.entries.entry_cases import brute_force, case, field_of
 
 LIMITS = Limits(relative_gap=0.0, nodes=10_000)
@@ -67,17 +66,3 @@ def test_without_a_way_for_an_entry_there_is_no_plan(rates: tuple[float, ...]) -
     missing = [way for way in every_way(field) if way.start != first]
     assert seated(field, missing, LIMITS)[0] == []
     assert seated(field, [], LIMITS)[0] == []
-
-
-@pytest.mark.parametrize("rates", [(30,), (5, 30)])
-@pytest.mark.parametrize("seed", range(2))
-def test_many_entries_are_served_near_a_bound(seed: int, rates: tuple[float, ...]) -> None:
-    field = field_of(case(seed, 450, blocks=4, rates=rates))
-    ways, bound = many_seated(field, Watch())
-    assert in_time(field, ways)
-    assert bound <= pooled_ways(field, ways).cost <= 1.25 * bound
-
-
-def test_the_bound_of_many_is_below_the_least_plan_of_few() -> None:
-    problem = case(61, 5, rates=(30,))
-    assert many_seated(field_of(problem), Watch())[1] <= brute_force(problem, whole=True) + 1e-6
