@@ -151,9 +151,10 @@ class Groups:
         Every item pays its part of an alignment stage, and of the root as much as it loads that.
         """
         gain = pi - self.beside
-        gained = np.maximum(gain - (self.cheapest * self.work)[:, None] * self.field.rate, 0.0)
+        paid = (self.cheapest * self.work * (1 - ROUNDING))[:, None] * self.field.rate
+        gained = np.maximum(gain - paid, 0.0)
         most = np.minimum(gained.sum(axis=1), np.maximum(gain, 0.0).sum(axis=1) - self.cheapest)
-        some = np.flatnonzero(most > SOLVED * self.cheapest)
+        some = np.flatnonzero(most > 0)
         some = some[np.argsort(-most[some], kind="stable")]
         return some, most[some]
 
