@@ -34,7 +34,6 @@ from triton_backend.scheduler.compiled import entry as kernel_entry
 from triton_backend.scheduler.compiled import kernel
 
 _FRESH = 160  # columns of a round
-_LOOKED_AT = 320  # roots at once
 
 
 class _Cell(NamedTuple):
@@ -128,8 +127,8 @@ class Groups:
         least = np.zeros(len(self.work))
         least[some] = -gained
         order, taken, gain = some[:0], np.zeros((0, len(self.cells)), dtype=np.int64), np.zeros(0)
-        for first in range(0, len(some), _LOOKED_AT):
-            roots = some[first : first + _LOOKED_AT]
+        for first in range(0, len(some), 2 * _FRESH):
+            roots = some[first : first + 2 * _FRESH]
             gain, own, more = self._best(duals.demand, roots, self._most(duals.demand, roots))
             least[roots] = np.minimum(own, 0.0)
             order, taken = np.append(order, roots), np.append(taken, more, axis=0)

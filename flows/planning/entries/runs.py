@@ -33,8 +33,8 @@ from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.scheduler.compiled import entry as kernel_entry
 from triton_backend.scheduler.compiled import kernel
 
-_NEVER, _BOARDS = 0, 1  # rows of levels: of an entry that is late beside a root, of one that boards
-_ROWS = 2  # before those of options
+# Rows of levels: of an entry that is late beside a root, of one that boards, of the first option.
+_NEVER, _BOARDS, _ROWS = range(3)
 
 
 class Levels(NamedTuple):

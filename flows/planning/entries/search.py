@@ -33,11 +33,10 @@ from flows.planning.entries.tables import ANY_NUMBER
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.solve import Limits
 from flows.planning.solver.tolerances import SOLVED
-from flows.planning.watch import Watch
+from flows.planning.watch import BEFORE, Watch
 
 MOST_ITEMS = 400  # in which plans are sought one by one; of more, half as many stand for all
 CLOSE = 2e-3  # of the bound, where generating columns ends
-_FEWER = 0.6  # of the time that is left: for a plan of those that stand for all
 _WAYS, _WAY_NODES = 60, 200  # of a plan beside those of plans known, and nodes
 _MOST_WAYS = 300  # of all plans up to a cost, to prove that there is none, or to find one
 
@@ -68,7 +67,7 @@ def cheapest(
     if len(field.items) > MOST_ITEMS:
         bound = float(field.parts().min(axis=0).sum())
         if len(alike(field)) == len(np.unique(field.block)):
-            ways = _ways_of_fewer(field, watch.part(_FEWER), gap=gap, step=step)
+            ways = _ways_of_fewer(field, watch.part(BEFORE), gap=gap, step=step)
         else:  # the best groups take too long
             ways = opened_ways(field)
         limits = Limits(
