@@ -1,6 +1,6 @@
 """Parts of runs and builds that few readers want.
 
-Columns for pictures, what-if curves, failures.
+What-if curves, failed builds, newest figures.
 """
 
 import json
@@ -9,30 +9,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from warehouse.db import Warehouse
-
-
-def add_run_series(
-    warehouse: Warehouse, run_id: str, series: Mapping[str, NDArray[np.integer[Any]]]
-) -> None:
-    """Keep whole-number columns of a run by name, for instance `latency_us/<model>`."""
-    warehouse.insert(
-        "run_series",
-        [
-            {"run_id": run_id, "series": name, "items": items.tolist()}
-            for name, items in series.items()
-        ],
-        replace=True,
-    )
-
-
-def run_series(warehouse: Warehouse, run_id: str) -> dict[str, NDArray[np.int64]]:
-    """The columns kept of a run; none where none were kept."""
-    rows = warehouse.query("run_series", [run_id])
-    return {row["series"]: np.asarray(row["items"], dtype=np.int64) for row in rows}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +81,3 @@ def figures(warehouse: Warehouse, benchmark: str) -> list[dict[str, Any]]:
         row | {"machine": json.loads(row["machine"]), "versions": json.loads(row["versions"])}
         for row in warehouse.query("figures", [benchmark])
     ]
-
-
-def known_classes(warehouse: Warehouse) -> list[str]:
-    """GPU classes with measurements of some model's newest split, sorted."""
-    return [row["gpu_class"] for row in warehouse.query("classes_known")]

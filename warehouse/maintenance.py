@@ -22,7 +22,6 @@ PRUNED = (
     "neighbour_minutes",
     "module_minutes",
     "entry_minutes",
-    "series",
     "cells",
     # After minutes, which keep the plans that they name, and each before what it is judged by.
     "plans",

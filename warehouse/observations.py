@@ -204,26 +204,9 @@ def module_rows_between(
     return warehouse.query("module_rows_between", [since, until])
 
 
-def attainment_between(
-    warehouse: Warehouse, since: datetime, until: datetime
-) -> list[dict[str, Any]]:
-    """Per hour and model: model, hour, offered, served, attainment, mean_rps."""
-    return warehouse.query("attainment_between", [since, until])
-
-
-def gpus_between(warehouse: Warehouse, since: datetime, until: datetime) -> list[dict[str, Any]]:
-    """Per hour, plan and class: plan_id, gpu_class, hour, gpus_busy, gpus_planned."""
-    return warehouse.query("gpus_between", [since, until])
-
-
 def drops_between(warehouse: Warehouse, since: datetime, until: datetime) -> list[dict[str, Any]]:
     """Per model and reason: model, reason, dropped; the most frequent first."""
     return warehouse.query("drops_between", [since, until])
-
-
-def drift_of_plan(warehouse: Warehouse, plan_id: str, since: datetime) -> list[dict[str, Any]]:
-    """Per vGPU and hour: measured over profiled time, the slowest first."""
-    return warehouse.query("drift_of_plan", [plan_id, since])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,12 +44,6 @@ def plan_diff(old: Plan | None, new: Plan) -> list[str]:
     return lines + _gpu_lines(old, new)
 
 
-def gpus_moved(old: Plan, new: Plan) -> int:
-    """GPUs whose models or vGPU sizes change (taken up and given back ones included)."""
-    before, after = _gpu_uses(old), _gpu_uses(new)
-    return sum(1 for gpu in before.keys() | after.keys() if before.get(gpu) != after.get(gpu))
-
-
 def _model_lines(
     models: tuple[ModelPlan, ModelPlan], held: tuple[Counter[StageUse], Counter[StageUse]]
 ) -> list[str]:
@@ -141,16 +135,6 @@ def _gpu_lines(old: Plan | None, new: Plan) -> list[str]:
         if before.get(name, 0) != new.gpus_used.get(name, 0)
     ]
     return [f"GPUs used: {', '.join(changes)}"] if changes else []
-
-
-def _gpu_uses(plan: Plan) -> dict[tuple[str, int], set[tuple[int, tuple[str, ...]]]]:
-    """Use of each GPU (node name, number): sizes of its vGPUs and their models."""
-    users = _models_by_pool(plan)
-    uses: dict[tuple[str, int], set[tuple[int, tuple[str, ...]]]] = {}
-    for vgpu in plan.vgpus():
-        gpu = plan.cluster.node_name(vgpu.slot.node), vgpu.slot.gpu
-        uses.setdefault(gpu, set()).add((plan.pools[vgpu.pool].share, users[vgpu.pool]))
-    return uses
 
 
 def _differs(old: float, new: float) -> bool:

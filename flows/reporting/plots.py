@@ -1,87 +1,29 @@
-"""Charts as files (PNG, SVG, whatever matplotlib writes by the file's suffix).
+"""What-if curves as files (PNG, SVG, all that matplotlib writes by the file's suffix).
 
-Here: attainment against load, utilisation by class, latency distribution, what-if curves and a
-backtest over time. Not here: charts inside pages (`charts`), the runs behind them.
+Not here: backtests over time (`backtest_chart`), charts inside pages (`charts`).
 Figures are drawn without pyplot, so nothing global is touched and no display is needed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
-from numpy.typing import NDArray
 
-from flows.reporting.svg import BAD, LINE, SOFT, model_colour
+from flows.reporting.svg import LINE, SOFT, model_colour
 
-GOAL_PERCENT = 99.0
 MARKERS = "osD^vPX*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One line: `y` over `x`, with the spread over seeds where known."""
+    """One line: `y` over `x`."""
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
-    low: Sequence[float] | None = None
-    high: Sequence[float] | None = None
-
-
-def attainment_chart(curves: Sequence[Curve], path: Path, *, title: str = "") -> Path:
-    """Attainment (fractions) against load factor for several plans or policies."""
-    figure, axes = _figure(title)
-    for number, curve in enumerate(curves):
-        _line(axes, number, _scaled(curve, 100))
-    axes.axhline(GOAL_PERCENT, color=BAD, linewidth=1, linestyle="--")
-    lowest = min((min(curve.y, default=1.0) for curve in curves), default=1.0) * 100
-    axes.set_ylim(max(0.0, min(lowest - 2, 95.0)), 100.4)
-    axes.set_xlabel("load factor (offered / planned rate)")
-    axes.set_ylabel("attainment")
-    axes.yaxis.set_major_formatter(PercentFormatter(symbol=" %"))
-    return _save(figure, axes, path)
-
-
-def utilisation_chart(
-    runs: Mapping[str, Mapping[str, float]], path: Path, *, title: str = ""
-) -> Path:
-    """Bars of utilisation (fractions) per GPU class, one group per class, one bar per run."""
-    figure, axes = _figure(title)
-    classes = list(dict.fromkeys(name for by_class in runs.values() for name in by_class))
-    width = 0.8 / max(len(runs), 1)
-    for number, (label, by_class) in enumerate(runs.items()):
-        places = np.arange(len(classes)) + (number - (len(runs) - 1) / 2) * width
-        values = [by_class.get(name, 0.0) * 100 for name in classes]
-        bars = axes.bar(places, values, width * 0.92, label=label, color=model_colour(number))
-        axes.bar_label(bars, fmt="%.0f", fontsize=8, color=SOFT, padding=2)
-    axes.set_xticks(np.arange(len(classes)), classes)
-    axes.set_ylim(0, 108)
-    axes.set_ylabel("utilisation")
-    axes.yaxis.set_major_formatter(PercentFormatter(symbol=" %"))
-    return _save(figure, axes, path)
-
-
-def latency_chart(
-    runs: Mapping[str, NDArray[np.float64]], slo_ms: float, path: Path, *, title: str = ""
-) -> Path:
-    """Cumulative distribution of latencies (ms) of several runs against the SLO."""
-    figure, axes = _figure(title)
-    for number, (label, latencies_ms) in enumerate(runs.items()):
-        ordered = np.sort(latencies_ms)
-        share = np.arange(1, len(ordered) + 1) / max(len(ordered), 1) * 100
-        axes.step(ordered, share, where="post", label=label, color=model_colour(number))
-    axes.axvline(slo_ms, color=BAD, linewidth=1, linestyle="--", label=f"SLO {slo_ms:g} ms")
-    axes.set_xlim(left=0)
-    axes.set_ylim(0, 101)
-    axes.set_xlabel("latency (ms)")
-    axes.set_ylabel("answered within")
-    axes.yaxis.set_major_formatter(PercentFormatter(symbol=" %"))
-    return _save(figure, axes, path)
 
 
 def curve_chart(
@@ -130,21 +72,6 @@ def _line(axes: Axes, number: int, curve: Curve) -> None:
         marker=MARKERS[number % len(MARKERS)],
         markersize=4,
         linewidth=1.6,
-    )
-    if curve.low is not None and curve.high is not None:
-        axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
-
-
-def _scaled(curve: Curve, factor: float) -> Curve:
-    def scale(values: Sequence[float] | None) -> list[float] | None:
-        return None if values is None else [value * factor for value in values]
-
-    return Curve(
-        label=curve.label,
-        x=curve.x,
-        y=scale(curve.y) or [],
-        low=scale(curve.low),
-        high=scale(curve.high),
     )
 
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 
 import duckdb
-import numpy as np
 import pytest
 
 from triton_backend.contract.shares import LOADED, WHOLE_GPU
@@ -13,12 +12,9 @@ from warehouse.details import (
     BuildFailure,
     WhatIfRow,
     add_build_failure,
-    add_run_series,
     add_whatif_rows,
     build_failures,
     figures,
-    known_classes,
-    run_series,
     whatif_rows,
 )
 from warehouse.profiles import (
@@ -68,17 +64,6 @@ def test_every_query_fits_the_schema(store: Warehouse) -> None:
         store.connection.execute(f"PREPARE q_{name} AS {text}")
 
 
-def test_columns_of_a_run_come_back_whole(store: Warehouse) -> None:
-    series = {"uses/vgpu": np.array([3, 1, 2]), "latency_us/m": np.array([2**40, 0])}
-    run_id = add_run(store, "simulate", None, ({}, {}), NOW)
-    add_run_series(store, run_id, series)
-    back = run_series(store, run_id)
-    assert {name: items.tolist() for name, items in back.items()} == {
-        "uses/vgpu": [3, 1, 2],
-        "latency_us/m": [2**40, 0],
-    }
-
-
 def test_a_curve_keeps_its_order_and_its_gaps(store: Warehouse) -> None:
     rows = [
         WhatIfRow(varied="slo_scale", setting="10", objective=3.5, document={"gpus": 4}),
@@ -120,12 +105,6 @@ def test_latencies_of_two_builds_never_mix(store: Warehouse) -> None:
     add_cells(store, "k", [built_cell("L4", 1, "rebuilt")], LATER)
     profile, _ = read_profile(store, "m")
     assert [table.largest for table in profile.tables.values()] == [1]
-
-
-def test_classes_of_a_model_that_was_split_anew_are_forgotten(store: Warehouse) -> None:
-    add_split(store, "old", "P4", NOW)
-    add_split(store, "new", "L4", LATER)
-    assert known_classes(store) == ["L4"]
 
 
 def test_the_newest_figure_of_a_name_counts(store: Warehouse) -> None:

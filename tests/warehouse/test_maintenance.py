@@ -4,7 +4,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import duckdb
-import numpy as np
 import pytest
 
 from tests.fakes.minutes import model_minute
@@ -13,9 +12,9 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.profiles import ProfileKey
 from triton_backend.contract.shares import LOADED, WHOLE_GPU
 from warehouse.db import Warehouse, open_warehouse
-from warehouse.details import add_run_series, run_series
 from warehouse.maintenance import check, compact, export_parquet, prune, snapshot, table_sizes
 from warehouse.observations import (
+    DropMinute,
     ModelMinute,
     Rollout,
     RolloutStep,
@@ -88,12 +87,12 @@ def test_compacting_keeps_every_row_and_the_schema(tmp_path: Path) -> None:
     path = tmp_path / "w.duckdb"
     with open_warehouse(path) as warehouse:
         add_model(warehouse, model(), OLD)
-        run_id = add_run(warehouse, "simulate", None, ({}, {}), OLD)
-        series = {"latency_us/m": np.random.default_rng(0).integers(0, 2**60, 300_000)}
-        add_run_series(warehouse, run_id, series)
-        warehouse.rows("CHECKPOINT")
-        add_run_series(warehouse, add_run(warehouse, "simulate", None, ({}, {}), NEW), series)
-        warehouse.rows("CHECKPOINT")  # behind what goes: a file ends with its last block in use
+        for at in (OLD, NEW):  # what goes before what stays: a file ends with its last block in use
+            drop = DropMinute(instance="i", model="m", minute=at, reason="late", dropped=1)
+            drops = [replace(drop, reason=f"{number:x}" * 8) for number in range(30_000)]
+            file = StatisticsFile(path=str(at), digest="1", drops=drops)
+            add_statistics(warehouse, file, at)
+            warehouse.rows("CHECKPOINT")
         prune(warehouse, NEW)
         sizes = table_sizes(warehouse)
     before, after = compact(path)
@@ -227,9 +226,8 @@ def test_pruning_forgets_what_is_old_and_keeps_what_counts(store: Warehouse) -> 
     add_cells(store, "k", [cell(3.0)], OLD + timedelta(days=1))
     rows = [minute(OLD), minute(NEW)]
     add_statistics(store, StatisticsFile(path="f", digest="1", models=rows), NEW)
-    runs = [add_run(store, "simulate", None, ({}, {}), at) for at in (OLD, NEW)]
-    for run_id in runs:
-        add_run_series(store, run_id, {"uses/vgpu": np.array([1, 2])})
+    for at in (OLD, NEW):
+        add_run(store, "simulate", None, ({}, {}), at)
     assert prune(store, BETWEEN) == {
         "model_minutes": 1,
         "vgpu_minutes": 0,
@@ -237,7 +235,6 @@ def test_pruning_forgets_what_is_old_and_keeps_what_counts(store: Warehouse) -> 
         "neighbour_minutes": 0,
         "module_minutes": 0,
         "entry_minutes": 0,
-        "series": 1,
         "cells": 1,
         "plans": 0,
         "rollouts": 0,
@@ -245,8 +242,6 @@ def test_pruning_forgets_what_is_old_and_keeps_what_counts(store: Warehouse) -> 
     }
     profile, _ = read_profile(store, "m")
     assert profile.tables[ProfileKey("L4", 300)].latency_us.tolist() == [[3.0], [2.0]]
-    assert run_series(store, runs[0]) == {}
-    assert run_series(store, runs[1])["uses/vgpu"].tolist() == [1, 2]
     assert table_sizes(store)["runs"] == 2
 
 

@@ -15,13 +15,10 @@ from warehouse.observations import (
     VGpuMinute,
     add_rollout_step,
     add_statistics,
-    attainment_between,
     begin_rollout,
-    drift_of_plan,
     drops_between,
     end_rollout,
     find_rollout,
-    gpus_between,
     list_rollouts,
     rates_between,
     rollout_steps,
@@ -73,7 +70,7 @@ def test_minutes_become_rates_and_attainment(store: Warehouse) -> None:
     assert add_statistics(store, StatisticsFile(path="f", digest="1", models=rows), NOON)
     rates = rates_between(store, *DAY)
     assert [(r["offered_rps"], r["served_rps"]) for r in rates] == [(2.0, 1.5), (1.0, 1.0)]
-    (hour,) = attainment_between(store, *DAY)
+    (hour,) = store.rows("SELECT * FROM attainment_by_hour")
     assert (hour["hour"], hour["offered"], hour["attainment"]) == (NOON, 180, 150 / 180)
 
 
@@ -97,10 +94,10 @@ def test_statistics_that_cannot_be_stored_leave_no_trace(store: Warehouse) -> No
     assert store.rows("SELECT * FROM ingested_files") == []
 
 
-def test_drift_names_the_slowest_vgpu_first(store: Warehouse) -> None:
+def test_drift_is_measured_over_profiled_time(store: Warehouse) -> None:
     rows = [vgpu_minute(0, 30_000_000), vgpu_minute(1, 45_000_000)]
     add_statistics(store, StatisticsFile(path="f", digest="1", vgpus=rows), NOON)
-    found = drift_of_plan(store, "p", DAY[0])
+    found = store.rows("SELECT * FROM latency_drift ORDER BY measured_over_profiled DESC")
     assert [(r["vgpu"], r["measured_over_profiled"]) for r in found] == [(1, 1.5), (0, 1.0)]
 
 
@@ -108,19 +105,19 @@ def test_a_half_gpu_that_is_always_busy_counts_as_half_a_gpu(store: Warehouse) -
     add_statistics(
         store, StatisticsFile(path="f", digest="1", vgpus=[vgpu_minute(0, 60_000_000)]), NOON
     )
-    (row,) = gpus_between(store, *DAY)
+    (row,) = store.rows("SELECT * FROM gpus_by_hour")
     assert (row["gpu_class"], row["gpus_busy"], row["gpus_planned"]) == ("L4", 0.5, None)
 
 
 def test_a_shared_vgpu_has_a_row_per_model_and_is_busy_with_both(store: Warehouse) -> None:
     rows = [replace(vgpu_minute(0, 15_000_000), model=name) for name in ("m", "n")]
     add_statistics(store, StatisticsFile(path="f", digest="1", vgpus=rows), NOON)
-    found = drift_of_plan(store, "p", DAY[0])
+    found = store.rows("SELECT * FROM latency_drift")
     assert sorted((r["model"], r["measured_over_profiled"]) for r in found) == [
         ("m", 0.5),
         ("n", 0.5),
     ]
-    (hour,) = gpus_between(store, *DAY)
+    (hour,) = store.rows("SELECT * FROM gpus_by_hour")
     assert hour["gpus_busy"] == 0.25
 
 

@@ -19,9 +19,6 @@ SELECT 'run ' || run_id || ', model ' || model, 'offered ' || offered || ' but '
        || (served + late + dropped + failed) || ' accounted for'
 FROM run_models WHERE offered <> served + late + dropped + failed
 UNION ALL
-SELECT 'series of run ' || run_id, 'the run is missing'
-FROM run_series WHERE run_id NOT IN (SELECT run_id FROM runs) GROUP BY run_id
-UNION ALL
 SELECT 'steps of rollout ' || rollout_id, 'the rollout is missing'
 FROM rollout_steps WHERE rollout_id NOT IN (SELECT rollout_id FROM rollouts) GROUP BY rollout_id
 ORDER BY place, problem;
