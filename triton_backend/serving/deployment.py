@@ -28,7 +28,7 @@ from triton_backend.contract.plan import (
     StageRow,
     VGpu,
 )
-from triton_backend.contract.tensors import TensorSpec
+from triton_backend.contract.tensors import ALIGNMENT, TensorSpec
 from triton_backend.contract.transition.workers import MAX_SLOTS, MIN_SLOTS, SlotNeeds, slot_needs
 from triton_backend.runtimes.base import counts_of
 from triton_backend.runtimes.stage_tensors import (
@@ -255,12 +255,13 @@ class Deployment:
         """How a batch of a stage lies in a slot of a worker."""
         known = self._layouts.get((row, vgpu))
         if known is None:
-            known = replace(self._own_layout(row), least_bytes=self.slot_bytes(vgpu))
+            known = SlotLayout(
+                specs=self.inputs_of(row),
+                batch=self.largest_of(row),
+                least_bytes=self.slot_bytes(vgpu),
+            )
             self._layouts[row, vgpu] = known
         return known
-
-    def _own_layout(self, row: StageRow) -> SlotLayout:
-        return SlotLayout(specs=self.inputs_of(row), batch=self.largest_of(row))
 
     # Tensors of clients, and between modules
 
@@ -615,7 +616,7 @@ class Deployment:
         origin, number = self.origin_of(vgpu)
         if origin is not self:
             return origin.slot_bytes(number)
-        return max(self._own_layout(row).slot_bytes for row in self.rows_of(vgpu))
+        return max(self._slot_needs[self.vgpus[vgpu].pool].slot_bytes, ALIGNMENT)
 
     def worker_layout(self, vgpu: int) -> SlotLayout:
         """How a batch of a worker's first stage lies; slots are of one size for all its stages."""
