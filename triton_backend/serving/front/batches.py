@@ -28,8 +28,9 @@ from itertools import chain
 
 from triton_backend.runtimes.texts import put_tensor
 from triton_backend.serving.deployment import EXPRESS_BYTES, Deployment
-from triton_backend.serving.front.pending import ExpressTicket, PendingRequests, Request
 from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.front.requests.pending import PendingRequests
+from triton_backend.serving.front.requests.request import ExpressTicket, Request
 from triton_backend.serving.liveness.limits import dead_after_us, written_until_us
 from triton_backend.serving.transport.channel import Channel, Channels, checksum_of, checksum_up_to
 from triton_backend.serving.transport.shared_memory import Arrays, Segment, SlotPool

@@ -32,9 +32,11 @@ from triton_backend.runtimes.stage_tensors import answering
 from triton_backend.serve_folder.names import VARIANT_OUTPUT
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.front.pending import IncomingRequest, Request, is_low, unreadable
 from triton_backend.serving.front.quotas import Quotas
 from triton_backend.serving.front.replies import Refusal, Respond, Result
+from triton_backend.serving.front.requests.reading import IncomingRequest, is_low
+from triton_backend.serving.front.requests.refusals import unreadable
+from triton_backend.serving.front.requests.request import Request
 from triton_backend.serving.front.service import FrontService
 from triton_backend.serving.front.sizes import OneFront, SizeTable, Table
 

@@ -29,7 +29,8 @@ from triton_backend.runtimes.stage_tensors import dropped_name
 from triton_backend.runtimes.texts import put_tensor
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.front.pending import ExpressTicket, PendingRequests, Request
+from triton_backend.serving.front.requests.pending import PendingRequests
+from triton_backend.serving.front.requests.request import ExpressTicket, Request
 from triton_backend.serving.liveness.limits import DEAD_BY_NOW_US
 from triton_backend.serving.transport.fetching import Fetches, holders
 from triton_backend.serving.transport.retained import RetainedSegments, put_corner, rows_of
