@@ -250,7 +250,7 @@ class FrontBatches:
     def add(self, deployment: Deployment) -> None:
         """Make room for the answers of a generation, if workers send it this model's."""
         models = {model.name: i for i, model in enumerate(deployment.plan.models)}
-        if self._model in models and not deployment.answers_from_retained(self._model):
+        if self._model in models and not deployment.applications.answers_from_retained(self._model):
             self._generations[deployment.tag] = Generation(deployment, models[self._model])
 
     def use(self, deployment: Deployment) -> None:

@@ -223,7 +223,7 @@ def test_a_change_of_plan_tries_a_fork_server_again_that_was_given_up(
 
     real = subprocess.Popen
 
-    def no_fork_server(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    def no_fork_server(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         if command[2].endswith("fork_server"):
             raise BlockingIOError(11, "no process is free")
         return real(command, **options)

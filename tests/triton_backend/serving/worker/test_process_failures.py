@@ -74,11 +74,8 @@ def test_counts_that_are_no_rows_fail_their_batch(count: int) -> None:
     sent: list[bytes] = []
     sender = OutputSender.__new__(OutputSender)
     model = SimpleNamespace(name="one")
-    deployment = SimpleNamespace(
-        plan=SimpleNamespace(models=[model]),
-        row_groups={model.name: ["rows"]}.get,
-        choices={model.name: {}}.get,
-    )
+    rows = SimpleNamespace(row_groups={model.name: ["rows"]}.get, choices={model.name: {}}.get)
+    deployment = SimpleNamespace(plan=SimpleNamespace(models=[model]), applications=rows)
     sender._served = cast("Any", {TAG: (deployment, 0)})
     sender._scheduler = cast("Any", SimpleNamespace(send=sent.append))
     body = BatchBody(0, 0, 1, 0, 0, 0, 0, RETAINED, (Hop(0, 0, 0, 0, 1),), (0,))

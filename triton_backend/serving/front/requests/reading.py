@@ -70,7 +70,7 @@ class RequestReader:
         self._where = f"model {model.name!r}"
         self._split = model.split
         self._tag = deployment.tag if model.entries else 0
-        self.all_usual = deployment.boards or model.name in deployment.application_numbers
+        self.all_usual = deployment.boards or model.name in deployment.applications.numbers
         shares = shares_of(model.entries)
         self._turns = ShareTurns(shares) if shares else None
         self._choosing = threading.Lock()
