@@ -42,7 +42,8 @@ from triton_backend.contract.plan import ModelPlan
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.front import pending, texts
+from triton_backend.serving.front import texts
+from triton_backend.serving.front.requests import reading
 from triton_backend.serving.gateway import offload, service
 from triton_backend.serving.transport import authentication, connection, wire
 from triton_backend.serving.transport.authentication import Challenge, Prover, transport_key
@@ -67,7 +68,7 @@ DECODERS: Mapping[Any, tuple[str, ...]] = {
         "Connection._finish_payload",
         "_advance",
     ),
-    pending: ("RequestReader.", "_parameter"),
+    reading: ("RequestReader.", "_parameter"),
     texts: ("packed",),
     service: ("_control_request",),
     offload: ("Offload.answer", "Offload._offer", "Offload._announce", "_offered"),
@@ -335,8 +336,8 @@ _ENTRIES = tuple(
 )
 
 
-def _reader(model: ModelPlan) -> pending.RequestReader:
-    return pending.RequestReader(Deployment(_SETTINGS, 1, replace(_PLAN, models=(model,))), model)
+def _reader(model: ModelPlan) -> reading.RequestReader:
+    return reading.RequestReader(Deployment(_SETTINGS, 1, replace(_PLAN, models=(model,))), model)
 
 
 def _with_entries(model: ModelPlan) -> ModelPlan:
@@ -471,9 +472,9 @@ def _requests() -> Iterator[tuple[str, bytes]]:
     """Requests of clients: tensors, entries, parameters, texts."""
     good_request = bytes([2, 1, 1, 1, 1, 0, 0, 0, 0, 0])
     traced = (b'{"traceparent": "00-1"}', b'["traceparent"]', b"traceparent" + b"[" * 5000)
-    parameters = {pending.ENTRY_PARAMETER: ("whole", "none")}
-    parameters |= {pending.PRIORITY_PARAMETER: ("1", "2", "high")}
-    parameters |= {pending.CLIENT_PARAMETER: ("shop", "a..b", "a b")}
+    parameters = {reading.ENTRY_PARAMETER: ("whole", "none")}
+    parameters |= {reading.PRIORITY_PARAMETER: ("1", "2", "high")}
+    parameters |= {reading.CLIENT_PARAMETER: ("shop", "a..b", "a b")}
     named = (f'{{"{one}": "{value}"}}' for one, values in parameters.items() for value in values)
     for text in (*traced, *(name.encode() for name in named), b""):
         for entries in range(2):
@@ -486,7 +487,7 @@ def _requests() -> Iterator[tuple[str, bytes]]:
     half = bytes([0, 1, 1, 1, 4, 4])
     yield "request", bytes([1, 2, *half, 1, 1, 0, 0, 0, 0, 0])
     yield "request", bytes([1, 2, 1, 1, *half, 0, 0, 0, 0, 0])
-    wrong = b'{"%b": "another"}' % pending.SPLIT_PARAMETER.encode()
+    wrong = b'{"%b": "another"}' % reading.SPLIT_PARAMETER.encode()
     yield "request", bytes([1]) + good_request + wrong
     # Two texts; one that is too long, none that is one, and in rows.
     yield "request", bytes([_OF_TEXTS, 2, 1, 1, 7, 1, 2, 7, 7, 0])

@@ -26,7 +26,7 @@ from triton_backend.contract.entries import Entry
 from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.serve_folder.repository import OFFLOAD_MODEL
-from triton_backend.serving.front.pending import (
+from triton_backend.serving.front.requests.reading import (
     CUT_PARAMETER,
     ENTRY_PARAMETER,
     SPLIT_PARAMETER,

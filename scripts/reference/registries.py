@@ -14,7 +14,7 @@ from triton_backend.scheduler.policies.registry import (
     POLICIES,
     SIMULATOR_ONLY,
 )
-from triton_backend.serving.front.pending import dropped, full, over_quota
+from triton_backend.serving.front.requests.refusals import dropped, full, over_quota
 from triton_backend.serving.server.metrics import METRICS
 
 PLANNERS = {

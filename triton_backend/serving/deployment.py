@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
-from triton_backend.contract.applications import REQUEST, Application, Module, shape_name
+from triton_backend.contract.applications import REQUEST
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import (
@@ -28,9 +28,8 @@ from triton_backend.contract.plan import (
     StageRow,
     VGpu,
 )
-from triton_backend.contract.tensors import TensorSpec
+from triton_backend.contract.tensors import ALIGNMENT, TensorSpec
 from triton_backend.contract.transition.workers import MAX_SLOTS, MIN_SLOTS, SlotNeeds, slot_needs
-from triton_backend.runtimes.base import counts_of
 from triton_backend.runtimes.stage_tensors import (
     endpoints,
     request_tensors,
@@ -46,6 +45,7 @@ from triton_backend.serve_folder.repository import (
     read_workers,
 )
 from triton_backend.serve_folder.settings import ServeSettings, gateway_suffix
+from triton_backend.serving.applications import ServedApplications, brought
 from triton_backend.serving.layout import SlotLayout
 
 if TYPE_CHECKING:
@@ -54,10 +54,8 @@ if TYPE_CHECKING:
 MAX_RETAINED_SLOTS = 4 * MAX_SLOTS
 # Requests that are larger, take longer or wait for company gain little from a hand-over less.
 EXPRESS_BYTES = 1 << 16
-EDGE = 4
 # A frame from the scheduler to a worker takes so long at most, nearly always.
 DOORS_US = 1_000
-THE_REQUEST = -1  # in place of the module that another one reads from
 EXPRESS_LATENCY_US = 15_000
 
 
@@ -242,7 +240,7 @@ class Deployment:
         One where a module reads the request for each of the rows that another one gives it: none
         tells which sample such a row is of.
         """
-        graph = self.applications[self.application_numbers[application]]
+        graph = self.applications.graph_of(application)
         for module in graph.modules:
             reads = any(source.startswith(f"{REQUEST}.") for source in module.inputs.values())
             if reads and module.parents and module.max_rows != 1:
@@ -255,12 +253,13 @@ class Deployment:
         """How a batch of a stage lies in a slot of a worker."""
         known = self._layouts.get((row, vgpu))
         if known is None:
-            known = replace(self._own_layout(row), least_bytes=self.slot_bytes(vgpu))
+            known = SlotLayout(
+                specs=self.inputs_of(row),
+                batch=self.largest_of(row),
+                least_bytes=self.slot_bytes(vgpu),
+            )
             self._layouts[row, vgpu] = known
         return known
-
-    def _own_layout(self, row: StageRow) -> SlotLayout:
-        return SlotLayout(specs=self.inputs_of(row), batch=self.largest_of(row))
 
     # Tensors of clients, and between modules
 
@@ -287,209 +286,19 @@ class Deployment:
         return served_model(self.plan, name)
 
     @cached_property
-    def retained_models(self) -> frozenset[str]:
-        """Models whose outputs are retained, for any client.
+    def applications(self) -> ServedApplications:
+        """Its applications, and what their modules read of one another.
 
-        Those that modules of applications run. With two gateways all do: then a batch holds
-        requests of two fronts, neither of which could gather it, nor take the other's part of the
-        answer.
+        With two gateways all models are modules: then a batch holds requests of two fronts, neither
+        of which could gather it, nor take the other's part of the answer.
         """
-        if self.settings.gateways > 1:
-            return frozenset(model.name for model in self.plan.models)
-        return self._modules
-
-    @cached_property
-    def _modules(self) -> frozenset[str]:
-        """Models that modules of applications run."""
-        graphs = (planned.application for planned in self.plan.applications)
-        return frozenset(module.model for graph in graphs for module in graph.modules)
-
-    def answers_from_retained(self, name: str) -> bool:
-        """True if a front's answers come from retained outputs.
-
-        Those of applications and of their models.
-        """
-        return name in self.application_numbers
-
-    @cached_property
-    def applications(self) -> tuple[Application, ...]:
-        """By number: those of the plan, then their models that are served by themselves too.
-
-        Such a model is an application of one module.
-        """
-        graphs = [planned.application for planned in self.plan.applications]
-        alone = (self.plan.model(name) for name in self.served if name in self.retained_models)
-        return (*graphs, *map(_alone, alone))
-
-    @cached_property
-    def application_numbers(self) -> Mapping[str, int]:
-        """By name."""
-        return {graph.name: number for number, graph in enumerate(self.applications)}
-
-    @cached_property
-    def _feeds(self) -> dict[tuple[int, int, int, int], tuple[tuple[str, str], ...]]:
-        found: dict[tuple[int, int, int, int], tuple[tuple[str, str], ...]] = {}
-        for number, graph in enumerate(self.applications):
-            names = {module.name: m for m, module in enumerate(graph.modules)}
-            for m, module in enumerate(graph.modules):
-                for tensor, source in module.inputs.items():
-                    producer, _, given = source.partition(".")
-                    keys = [(number, m, THE_REQUEST, 0)]
-                    if producer != REQUEST:
-                        keys = [
-                            (number, m, names[maker.name], self.group_of(maker.model, given))
-                            for maker in graph.makers(producer)
-                        ]
-                    for key in keys:
-                        found[key] = (*found.get(key, ()), (tensor, given))
-        return found
-
-    def feeds(self, *edge: int) -> tuple[tuple[str, str], ...]:
-        """An input of a module and the tensor it reads of another.
-
-        Args:
-            edge: application, module, the module that it reads (or `THE_REQUEST`), group of rows
-                there.
-        """
-        return self._feeds.get(edge, ()) if len(edge) == EDGE else ()
-
-    def producers(self, application: int, module: int) -> tuple[tuple[int, int], ...]:
-        """The modules that a module reads, `THE_REQUEST` among them, with the group of rows."""
-        keys = [key for key in self._feeds if key[:2] == (application, module)]
-        return tuple(key[2:] for key in keys)
-
-    # Rows: outputs of a module that have one per sample are group 0, those of each count another
-
-    @cached_property
-    def _counts(self) -> dict[str, dict[str, str]]:
-        """Of every model of modules: outputs whose rows vary, and their counts."""
-        models = (self.plan.model(name) for name in self._modules)
-        return {m.name: counts_of(spec.name for spec in m.outputs) for m in models}
-
-    def row_groups(self, model: str) -> tuple[str, ...]:
-        """The counts of a model's groups of rows, those that vary; group 1 is the first of them."""
-        return tuple(dict.fromkeys(self._counts.get(model, {}).values()))
-
-    def group_of(self, model: str, output: str) -> int:
-        """Which group of rows an output belongs to."""
-        counts = self._counts.get(model, {}).get(output)
-        return 0 if counts is None else 1 + self.row_groups(model).index(counts)
-
-    def group_read(self, application: int, module: int, producer: int) -> int:
-        """The group that says how many rows one module has of another one that it comes after."""
-        groups = (key[3] for key in self._feeds if key[:3] == (application, module, producer))
-        return max(groups, default=0)
-
-    @cached_property
-    def _choices(self) -> dict[str, dict[str, tuple[tuple[int, ...], ...]]]:
-        """By model and output that says shapes: those of the sizes that read it, each once."""
-        found: dict[str, dict[str, dict[tuple[int, ...], None]]] = {}
-        for graph in self.applications:
-            for module in graph.modules:
-                if module.size_by is not None:
-                    chooser, _, tensor = module.size_by.partition(".")
-                    mine = found.setdefault(graph.module(chooser).model, {})
-                    mine.setdefault(shape_name(tensor), {})[self._shape_of(module)] = None
-        return {
-            model: {output: tuple(shapes) for output, shapes in outputs.items()}
-            for model, outputs in found.items()
-        }
-
-    def _shape_of(self, module: Module) -> tuple[int, ...]:
-        """Shape of a row that one of several sizes reads of its chooser."""
-        names = [name for name, source in module.inputs.items() if source == module.size_by]
-        inputs = self.plan.model(module.model).inputs
-        return next(spec.shape[1:] for spec in inputs if spec.name in names)
-
-    def choices(self, model: str) -> Mapping[str, tuple[tuple[int, ...], ...]]:
-        """Outputs of a model that say its rows' shapes, and those that sizes of modules run.
-
-        Sorted as a batch reports them: of each row, the place of its shape.
-        """
-        return self._choices.get(model, {})
-
-    def shares_of(self, model: str, output: str) -> tuple[float, ...]:
-        """The share of rows of each of the sizes that an output of a model chooses among."""
-        known = list(self.choices(model))
-        rows = [0.0] * len(self.choices(model)[output])
-        for (application, m), (choice, place) in self._chosen.items():
-            graph = self.applications[application]
-            chooser = graph.module(graph.modules[m].chooser or "")
-            if chooser.model == model and known[choice] == output:
-                rows[place] += graph.modules[m].rows_per_request * (graph.rate_rps or 1.0)
-        return tuple(one / sum(rows) for one in rows)
-
-    def chosen(self, application: int, module: int) -> tuple[int, int] | None:
-        """Of a module that runs one of several sizes: which choice of its chooser, and its place.
-
-        None of any other module.
-        """
-        return self._chosen.get((application, module))
-
-    @cached_property
-    def _chosen(self) -> dict[tuple[int, int], tuple[int, int]]:
-        found: dict[tuple[int, int], tuple[int, int]] = {}
-        for number, graph in enumerate(self.applications):
-            for m, module in enumerate(graph.modules):
-                if module.size_by is not None:
-                    chooser, _, tensor = module.size_by.partition(".")
-                    known = self.choices(graph.module(chooser).model)
-                    output = shape_name(tensor)
-                    place = known[output].index(self._shape_of(module))
-                    found[number, m] = list(known).index(output), place
-        return found
-
-    @cached_property
-    def _drawn(self) -> dict[tuple[str, str], tuple[int, float]]:
-        """By model and count.
-
-        Most rows of a sample, and their mean, as the modules that read them say. Where none does,
-        the module that gives them says the most; emulated runs then give half of it on average.
-        """
-        found: dict[tuple[str, str], tuple[int, float]] = {}
-        for graph in self.applications:
-            for module in graph.modules:
-                for source in module.inputs.values():
-                    before, _, tensor = source.partition(".")
-                    if before == REQUEST:
-                        continue
-                    producer = graph.makers(before)[0]
-                    counts = self._counts[producer.model].get(tensor)
-                    if counts is not None:
-                        mean = module.rows_per_request / producer.rows_per_request
-                        most, first = found.get((producer.model, counts), (0, mean))
-                        rows = most if module.max_rows is None else max(most, module.max_rows)
-                        found[producer.model, counts] = rows, first
-        for module in (module for graph in self.applications for module in graph.modules):
-            given = module.max_rows_given
-            if given is None:
-                continue
-            for counts in self.row_groups(module.model):
-                most, mean = found.get((module.model, counts), (0, given / 2))
-                found[module.model, counts] = max(most, given), mean
-        return found
-
-    def drawn_rows(self, model: str) -> dict[str, tuple[str, int, float]]:
-        """Outputs of a model whose rows vary: their counts, most rows of a sample, and the mean."""
-        return {
-            output: (counts, *self._drawn[model, counts])
-            for output, counts in self._counts.get(model, {}).items()
-        }
+        return ServedApplications(self.plan, all_models=self.settings.gateways > 1)
 
     def written_by(self, row: StageRow) -> tuple[TensorSpec, ...]:
         """The output arrays of a stage; where rows vary, [samples, most, ...]."""
         outputs = self.outputs_of(row)
         last = row.stage == len(self.pipeline_of(row).stages) - 1
-        return self._with_room(self.model_of(row).name, outputs) if last else outputs
-
-    def _with_room(self, model: str, outputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        drawn = self.drawn_rows(model)
-        return tuple(
-            replace(spec, shape=(-1, drawn[spec.name][1], *spec.shape[1:]))
-            if spec.name in drawn
-            else spec
-            for spec in outputs
-        )
+        return self.applications.with_room(self.model_of(row).name, outputs) if last else outputs
 
     def least_us(self, name: str) -> int:
         """The least time of a request of a model or application as emulated, without waits."""
@@ -509,7 +318,9 @@ class Deployment:
             for row in self.rows_of(vgpu)
             if row.stage == len(self.pipeline_of(row).stages) - 1
         )
-        return tuple({m.name: m for m in last if m.name in self.retained_models}.values())
+        return tuple(
+            {m.name: m for m in last if m.name in self.applications.retained_models}.values()
+        )
 
     def retained_slots(self, vgpu: int) -> int:
         """Slots for retained outputs of a vGPU, of both sets.
@@ -518,7 +329,7 @@ class Deployment:
         """
         if not self.retaining_models(vgpu):
             return 0
-        slo_us = max(self.served[graph.name].slo_us for graph in self.applications)
+        slo_us = max(self.served[graph.name].slo_us for graph in self.applications.graphs)
         rows = self.rows_of(vgpu)
         least_us = min(self.stage_of(row).latency_us_by_batch[0] for row in rows)
         own = min(math.ceil(slo_us / least_us) + MIN_SLOTS, MAX_RETAINED_SLOTS)
@@ -539,7 +350,7 @@ class Deployment:
         return {}
 
     def _outputs_layout(self, model: ModelPlan) -> SlotLayout:
-        specs = self._with_room(model.name, model.outputs)
+        specs = self.applications.with_room(model.name, model.outputs)
         return SlotLayout(specs=specs, batch=self.largest_request(model))
 
     def retained_segment(self, vgpu: int) -> str:
@@ -615,7 +426,7 @@ class Deployment:
         origin, number = self.origin_of(vgpu)
         if origin is not self:
             return origin.slot_bytes(number)
-        return max(self._own_layout(row).slot_bytes for row in self.rows_of(vgpu))
+        return max(self._slot_needs[self.vgpus[vgpu].pool].slot_bytes, ALIGNMENT)
 
     def worker_layout(self, vgpu: int) -> SlotLayout:
         """How a batch of a worker's first stage lies; slots are of one size for all its stages."""
@@ -699,7 +510,7 @@ class Deployment:
             if pipeline.batch == 1 and pipeline.latency_us < EXPRESS_LATENCY_US
         }
         small = self.express_layout(plan).bytes_per_sample <= EXPRESS_BYTES
-        used = small and not plan.entries and plan.name not in self.retained_models
+        used = small and not plan.entries and plan.name not in self.applications.retained_models
         used = used and any(v.pool in quick and self.at_gateway(v.index) for v in self.vgpus)
         return range(slots, 2 * slots if used else slots)
 
@@ -708,7 +519,7 @@ class Deployment:
 
         A slot has room for the tensors of every entry, of which a request brings those of one.
         """
-        specs = _brought(model) if model.name in self.retained_models else model.inputs
+        specs = brought(model) if model.name in self.applications.retained_models else model.inputs
         return SlotLayout(specs=specs, batch=self.largest_request(model))
 
     def express_segment(self, model: str, gateway: int = 0) -> str:
@@ -733,23 +544,6 @@ class Deployment:
         """Requests a front holds at most: four SLOs' worth at the planned rate."""
         at_rate = 4 * model.throughput_rps * model.slo_us / 1e6
         return math.ceil(at_rate) + 8 * self.largest_request(model)
-
-
-def _brought(model: ModelPlan) -> tuple[TensorSpec, ...]:
-    """Every tensor that requests bring, of whatever entry."""
-    of_entries = (spec for entry in model.entries for spec in entry.inputs or model.inputs)
-    return tuple(dict.fromkeys(of_entries)) or model.inputs
-
-
-def _alone(model: ModelPlan) -> Application:
-    """A model that is served by itself, as an application of one module.
-
-    The module reads what every entry's requests bring; a batch, what its own entry's do.
-    """
-    reads = {spec.name: f"{REQUEST}.{spec.name}" for spec in _brought(model)}
-    gives = {spec.name: f"{model.name}.{spec.name}" for spec in model.outputs}
-    module = Module(name=model.name, model=model.name, inputs=reads)
-    return Application(name=model.name, slo_us=model.slo_us, modules=(module,), outputs=gives)
 
 
 def check_complete(plan: Plan, where: str) -> Plan:

@@ -60,7 +60,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontLine:
-    """A request as a line of a request log has it, as `front/pending.RequestLog` writes it."""
+    """A request as a line of a request log has it, as `front/requests/log.RequestLog` writes it."""
 
     model: str
     number: int

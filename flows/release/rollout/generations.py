@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flows.release.server.running import read_state
-from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.serve_folder.repository import rendered_generations
 
@@ -21,20 +20,6 @@ def plan_in_force(folder: Path) -> Plan:
     """
     status = read_state(folder).control("status")
     return plan_of_generation(folder, int(status["generation"]))
-
-
-def plan_before_canary(folder: Path) -> Plan:
-    """The newest plan before the one in force of which no model's requests are shared.
-
-    Raises:
-        InputError: nothing is being served there, or no such plan is kept.
-        ServerError: it does not answer.
-    """
-    in_force = int(read_state(folder).control("status")["generation"])
-    for plan in _served_before(folder, in_force):
-        if not plan.shares_requests:
-            return plan
-    raise InputError(str(folder), f"keeps no plan from before generation {in_force}, a canary")
 
 
 def plan_served_before(folder: Path, plan_id: str) -> Plan | None:

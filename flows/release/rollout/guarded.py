@@ -34,7 +34,6 @@ from flows.release.rollout.change import (
 from flows.release.rollout.compatible import check_artifacts
 from flows.release.rollout.generations import (
     is_same_plan,
-    plan_before_canary,
     plan_in_force,
     plan_served_before,
 )
@@ -296,9 +295,13 @@ def _finish_interrupted(work: Workspace, say: Say) -> Plan:
         return plan_in_force(work.state.serve)
     in_force = finish_or_undo_change(work.state.serve)
     swapped = _is_plan_under_way(work, unfinished, in_force)
-    if in_force.shares_requests:
-        swapped, in_force = False, plan_before_canary(work.state.serve)
-        change_plan(work.state.serve, in_force)
+    former_id = unfinished.former_plan_id
+    if not swapped and former_id is not None and in_force.plan_id != former_id:
+        # A canary or a plan between. None is kept where the system was started again since.
+        former = plan_served_before(work.state.serve, former_id)
+        if former is not None:
+            change_plan(work.state.serve, former)
+            in_force = former
     outcome = f"interrupted after {unfinished.state!r}; plan {in_force.plan_id} is in force"
     _end(work, unfinished, DONE if swapped else FAILED, outcome)
     say(f"  rollout {unfinished.rollout_id} was {outcome}")

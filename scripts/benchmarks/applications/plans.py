@@ -252,7 +252,7 @@ def requests_of(folder: Path, name: str, *, seed: int = 0) -> Requests:
     """Random requests of an application served from a folder, and its models' answers."""
     deployment = Deployment.read(ServeSettings.read(folder / "settings.json"), 1)
     rng = np.random.default_rng(seed)
-    graph = deployment.applications[deployment.application_numbers[name]]
+    graph = deployment.applications.graph_of(name)
     inputs = {
         spec.name: rng.integers(0, 256, (REQUESTS, *spec.shape[1:]), dtype=np.uint8)
         for spec in deployment.served[name].inputs

@@ -157,7 +157,7 @@ def right_answers(deployments: Sequence[Deployment], name: str, request: Arrays)
     rows it gives on the mean that its generation states. So each module may have run as any
     pipeline of any generation says.
     """
-    graph = deployments[0].applications[deployments[0].application_numbers[name]]
+    graph = deployments[0].applications.graph_of(name)
     ways: list[dict[str, Arrays]] = [{"request": request}]
     for one in graph.ordered():
         ways = [
@@ -192,7 +192,7 @@ def _made(
                 boundary = stage.boundary or ()
                 marks = _marks([_filled(spec.shape, spec.dtype, marks) for spec in boundary])
             made = {s.name: _filled(s.shape, s.dtype, marks) for s in model.outputs}
-            for output, (counts, most, mean) in other.drawn_rows(one.model).items():
+            for output, (counts, most, mean) in other.applications.drawn_rows(one.model).items():
                 drawn = [drawn_rows(mark, mean, most) for mark in marks]
                 rows = [row_mark(m, k) for m, n in zip(marks, drawn, strict=True) for k in range(n)]
                 (spec,) = (s for s in model.outputs if s.name == output)

@@ -26,8 +26,8 @@ from triton_backend.serve_folder.repository import (
 from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.group import FrontGroup
-from triton_backend.serving.front.pending import Request
 from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.front.requests.request import Request
 from triton_backend.serving.gateway.service import SchedulerService
 from triton_backend.serving.transport.shared_memory import Arrays, remove_segments
 from triton_backend.serving.worker.process import StageWorker, health_row, later_generations

@@ -7,6 +7,7 @@ import pytest
 from tests.triton_backend.serving.small_plans import model, plan, stage, two_stage
 from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.errors import InputError
+from triton_backend.contract.plan import Plan
 from triton_backend.contract.transition.workers import MAX_SLOTS, MIN_SLOTS
 from triton_backend.runtimes.stage_tensors import complete_tensors
 from triton_backend.scheduler.measured.guard import MIN_GUARD_US
@@ -71,6 +72,28 @@ def test_a_worker_that_goes_on_keeps_its_names(deployment: Deployment, tmp_path:
             )
     assert other.tag != deployment.tag
     assert other.front_segment("pair") != deployment.front_segment("pair")
+
+
+@pytest.mark.parametrize("policy", ["reservation", "eager"])
+def test_slots_of_a_worker_that_goes_on_have_room_for_what_later_plans_send(
+    tmp_path: Path, policy: str
+) -> None:
+    """Plans whose planned batch is 1, 4, 2 samples, of stages that are known up to 4."""
+
+    def of_batch(batch: int) -> Plan:
+        one = two_stage(policy=policy)
+        (pipeline,) = one.model.pipelines
+        return plan(one.replaced(pipelines=(replace(pipeline, batch=batch),)), plan_id=f"p{batch}")
+
+    first, *later = [
+        deploy(tmp_path, of_batch(batch), generation=generation)
+        for generation, batch in enumerate((1, 4, 2), 1)
+    ]
+    for one in later:
+        assert one.origins == first.origins
+        for vgpu in range(3):
+            (row,) = one.rows_of(vgpu)
+            assert one.layout_of(row, vgpu).slot_bytes == first.slot_bytes(vgpu)
 
 
 def test_limits_follow_from_the_plan(deployment: Deployment, tmp_path: Path) -> None:

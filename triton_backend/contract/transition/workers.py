@@ -110,19 +110,12 @@ def places(plan: Plan) -> tuple[Place, ...]:
 class SlotNeeds(NamedTuple):
     """Of a worker's slots for batches: how many, and of how many bytes each.
 
-    Bytes are those of the largest batch, under policies that exceed the planned one and under
-    others.
+    A slot has room for the largest batch whose latency is known. So batches of a later plan find
+    room in it, whatever size that plan or its policy sends.
     """
 
     slots: int
-    largest_bytes: int
-    planned_bytes: int
-
-    def fit(self, others: "SlotNeeds", *, same_policy: bool) -> bool:
-        """True if a worker whose slots were made for others has room for these."""
-        least = others.largest_bytes if same_policy else others.planned_bytes
-        planned = same_policy and self.planned_bytes > others.planned_bytes
-        return self.slots <= others.slots and self.largest_bytes <= least and not planned
+    slot_bytes: int
 
 
 def slot_needs(plan: Plan) -> tuple[SlotNeeds, ...]:
@@ -138,7 +131,7 @@ def slot_needs(plan: Plan) -> tuple[SlotNeeds, ...]:
 
 
 def _slot_needs(plan: Plan, rows: Sequence[StageRow]) -> SlotNeeds:
-    slo_us, least_us, largest_bytes, planned_bytes, most = 0, math.inf, 0, 0, MAX_SLOTS
+    slo_us, least_us, slot_bytes, most = 0, math.inf, 0, MAX_SLOTS
     for row in rows:
         model = plan.models[row.model]
         pipeline = model.pipelines[row.pipeline]
@@ -149,10 +142,9 @@ def _slot_needs(plan: Plan, rows: Sequence[StageRow]) -> SlotNeeds:
         latencies_us = stage.latency_us_by_batch[:together]
         least_us = min(least_us, *(us / n for n, us in enumerate(latencies_us, 1)))
         inputs = model.stage_inputs(row.pipeline, row.stage)
-        largest_bytes = max(largest_bytes, aligned_bytes(inputs, pipeline.largest))
-        planned_bytes = max(planned_bytes, aligned_bytes(inputs, pipeline.batch))
+        slot_bytes = max(slot_bytes, aligned_bytes(inputs, pipeline.largest))
     slots = min(math.ceil(slo_us / least_us) + MIN_SLOTS, most)
-    return SlotNeeds(slots, largest_bytes, planned_bytes)
+    return SlotNeeds(slots, slot_bytes)
 
 
 def inherited_vgpus(before: Plan, after: Plan) -> tuple[Inherited, ...]:
@@ -174,15 +166,15 @@ def _goes_on(before: Plan, after: Plan) -> Callable[[int, int], bool]:
 
     @cache
     def goes_on(was: int, then: int) -> bool:
+        lacks = len(missing(held[was], wanted[then]))
         if on_demand(held[was]) or on_demand(wanted[then]):
             if not _same_pinned(held[was], wanted[then]):
                 return False
-        else:
-            lacks = len(missing(held[was], wanted[then]))
-            if not 0 < lacks < len(wanted[then]):
-                return lacks == 0
-        same_policy = _policies(before, was) == _policies(after, then)
-        return needed[then].fit(had[was], same_policy=same_policy)
+        elif 0 < lacks == len(wanted[then]):
+            return False
+        # Where no stage is new, too few slots only have batches wait for one now and then.
+        enough = lacks == 0 or needed[then].slots <= had[was].slots
+        return enough and needed[then].slot_bytes <= had[was].slot_bytes
 
     return goes_on
 
@@ -203,7 +195,3 @@ def _same_pinned(held: Content, wanted: Content) -> bool:
     )
     both = on_demand(held) and on_demand(wanted)
     return both and one.keys() == other.keys() and not missing(one, other)
-
-
-def _policies(plan: Plan, pool: int) -> set[str]:
-    return {plan.models[row.model].policy for row in plan.stage_rows() if row.pool == pool}

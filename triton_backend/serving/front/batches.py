@@ -28,8 +28,9 @@ from itertools import chain
 
 from triton_backend.runtimes.texts import put_tensor
 from triton_backend.serving.deployment import EXPRESS_BYTES, Deployment
-from triton_backend.serving.front.pending import ExpressTicket, PendingRequests, Request
 from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.front.requests.pending import PendingRequests
+from triton_backend.serving.front.requests.request import ExpressTicket, Request
 from triton_backend.serving.liveness.limits import dead_after_us, written_until_us
 from triton_backend.serving.transport.channel import Channel, Channels, checksum_of, checksum_up_to
 from triton_backend.serving.transport.shared_memory import Arrays, Segment, SlotPool
@@ -249,7 +250,7 @@ class FrontBatches:
     def add(self, deployment: Deployment) -> None:
         """Make room for the answers of a generation, if workers send it this model's."""
         models = {model.name: i for i, model in enumerate(deployment.plan.models)}
-        if self._model in models and not deployment.answers_from_retained(self._model):
+        if self._model in models and not deployment.applications.answers_from_retained(self._model):
             self._generations[deployment.tag] = Generation(deployment, models[self._model])
 
     def use(self, deployment: Deployment) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from triton_backend.runtimes.clock import Clock
 from triton_backend.serving.front.counters import FrontCounters
-from triton_backend.serving.front.pending import PendingRequests, Request
+from triton_backend.serving.front.requests.pending import PendingRequests
+from triton_backend.serving.front.requests.request import Request
 from triton_backend.serving.transport.backoff import Backoff
 from triton_backend.serving.transport.timerfd import TimerFd
 

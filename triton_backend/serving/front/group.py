@@ -32,9 +32,11 @@ from triton_backend.runtimes.stage_tensors import answering
 from triton_backend.serve_folder.names import VARIANT_OUTPUT
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.front.pending import IncomingRequest, Request, is_low, unreadable
 from triton_backend.serving.front.quotas import Quotas
 from triton_backend.serving.front.replies import Refusal, Respond, Result
+from triton_backend.serving.front.requests.reading import IncomingRequest, is_low
+from triton_backend.serving.front.requests.refusals import unreadable
+from triton_backend.serving.front.requests.request import Request
 from triton_backend.serving.front.service import FrontService
 from triton_backend.serving.front.sizes import OneFront, SizeTable, Table
 
@@ -58,6 +60,25 @@ class NamingReply:
             names = np.full(samples, self.variant.encode(), dtype=np.object_)
             result = {**result, VARIANT_OUTPUT: names}
         return self.reply(result)
+
+
+@dataclass(slots=True)
+class _Serving:
+    """A plan that the fronts were notified of.
+
+    Attributes:
+        models: those that answer here; none where name or version is not served.
+        table: the choice among their fronts; None until these are made.
+    """
+
+    deployment: Deployment
+    models: tuple[ModelPlan, ...]
+    table: Table[FrontService] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of these models."""
+        return tuple(model.name for model in self.models)
 
 
 class FrontGroup:
@@ -93,16 +114,12 @@ class FrontGroup:
         self._names_variants = names_variants
         self._state = threading.Lock()  # of what follows, held for moments
         self._making = threading.Lock()  # while a front is made or ended
-        self._in_force = deployment
-        self._prepared: Deployment | None = None
-        self._heard: dict[str, Deployment] = {}  # in force, as each front was notified last
-        self._tables: dict[
-            int, Table[FrontService]
-        ] = {}  # by generation, those in force or prepared
-        self._known: dict[int, tuple[ModelPlan, ...]] = {}  # by generation
+        self._in_force = _Serving(deployment, answering(deployment.plan, name, version))
+        self._prepared: _Serving | None = None
+        self._heard: dict[str, _Serving] = {}  # in force, as each front was notified last
         self._closed_us: dict[str, int] = {}
-        self._fronts = {model: self._made(deployment, model) for model in self._models(deployment)}
-        self._table = self._tables[deployment.generation] = self._made_table(deployment)
+        self._fronts = {model: self._made(deployment, model) for model in self._in_force.names}
+        self._table = self._in_force.table = self._made_table(self._in_force)
 
     @property
     def fronts(self) -> tuple[FrontService, ...]:
@@ -171,9 +188,9 @@ class FrontGroup:
         """Once a second: orders of copies, fronts that failed to come, and those to be ended."""
         for front in self.fronts:
             front.mirror.look()
-        for deployment in (self._prepared, self._in_force):
-            if deployment is not None and self._missing(deployment):
-                self._add(deployment)
+        for serving in (self._prepared, self._in_force):
+            if serving is not None and self._missing(serving):
+                self._add(serving)
         self._end_closed()
 
     def _follow(self, front: FrontService, deployment: Deployment, prepared: bool) -> None:  # noqa: FBT001 - as in PLAN
@@ -183,80 +200,69 @@ class FrontGroup:
         load the kernels that choose a variant.
         """
         with self._state:
-            self._prepared = deployment if prepared else None
+            serving = self._serving_of(deployment)
+            self._prepared = serving if prepared else None
             if not prepared:
-                self._heard[front.model] = deployment
-                newest = max(self._heard.values(), key=lambda heard: heard.generation)
-                if newest.generation != self._in_force.generation:
-                    self._in_force = newest
-        if self._missing(deployment):
-            threading.Thread(target=self._add, args=(deployment,), daemon=True).start()
+                self._heard[front.model] = serving
+                self._in_force = max(
+                    self._heard.values(), key=lambda heard: heard.deployment.generation
+                )
+        if self._missing(serving):
+            threading.Thread(target=self._add, args=(serving,), daemon=True).start()
         else:
             self._ask_by_plan_in_force()
+
+    def _serving_of(self, deployment: Deployment) -> _Serving:
+        """The same for every front: looked up once, which takes 10 ms in one of 200 models."""
+        for serving in (self._in_force, self._prepared, *self._heard.values()):
+            if serving is not None and serving.deployment.generation == deployment.generation:
+                return serving
+        return _Serving(deployment, answering(deployment.plan, self.name, self._version))
 
     def _ask_by_plan_in_force(self) -> None:
         """Choose by the plan in force, where all of its fronts are there."""
         with self._state:
-            deployment = self._in_force
-            if not self._models(deployment) or self._missing(deployment):
+            serving = self._in_force
+            if not serving.models or self._missing(serving):
                 return
-            generation = deployment.generation
-            if generation not in self._tables:
-                self._tables[generation] = self._made_table(deployment)
-            if self._table is not self._tables[generation]:
-                self._table = self._tables[generation]
-                self._tables = {
-                    number: table for number, table in self._tables.items() if number >= generation
-                }
+            if serving.table is None:
+                serving.table = self._made_table(serving)
+            self._table = serving.table
 
-    def _models(self, deployment: Deployment) -> tuple[str, ...]:
-        """Names of the models that answer here; none where name or version is not served."""
-        return tuple(model.name for model in self._answering(deployment))
-
-    def _answering(self, deployment: Deployment) -> tuple[ModelPlan, ...]:
-        """The same; looked up once in a plan, because that takes 10 ms in one of 200 models."""
-        generation = deployment.generation
-        found = self._known.get(generation)
-        if found is None:
-            found = answering(deployment.plan, self.name, self._version)
-            before = list(self._known.items())[-1:]  # a plan in force and one prepared
-            self._known = {**dict(before), generation: found}
-        return found
-
-    def _missing(self, deployment: Deployment) -> list[str]:
+    def _missing(self, serving: _Serving) -> list[str]:
         """Models without a front, or with one that listens elsewhere than workers send."""
-        fronts, far = self._fronts, bool(self._settings.hosts)
+        fronts, far, deployment = self._fronts, bool(self._settings.hosts), serving.deployment
         return [
-            model
-            for model in self._models(deployment)
-            if model not in fronts or (far and fronts[model].port != deployment.front_port(model))
+            name
+            for name in serving.names
+            if name not in fronts or (far and fronts[name].port != deployment.front_port(name))
         ]
 
-    def _add(self, deployment: Deployment) -> None:
+    def _add(self, serving: _Serving) -> None:
         """Make the fronts that a plan needs, and the choice among them; tried again by `look`."""
         try:
             with self._making:
-                missing = self._missing(deployment)
+                missing = self._missing(serving)
                 for model in missing:
                     self._end(model)
-                new = {model: self._made(deployment, model) for model in missing}
+                new = {model: self._made(serving.deployment, model) for model in missing}
                 with self._state:
                     self._fronts |= new
-                table = self._made_table(deployment)
+                table = self._made_table(serving)
                 with self._state:
-                    self._tables.setdefault(deployment.generation, table)
+                    serving.table = table
                 for front in new.values():  # last, because a rollout waits for them to connect
                     front.start()
             self._ask_by_plan_in_force()
         except Exception:  # noqa: BLE001  # those that are there serve on
-            _LOG.exception("fronts of %s for plan %s", self.name, deployment.plan.plan_id)
+            _LOG.exception("fronts of %s for plan %s", self.name, serving.deployment.plan.plan_id)
 
     def _end_closed(self) -> None:
         """End fronts that neither the plan in force nor the prepared one has."""
         now_us = self._clock.now_us()
         with self._making:
             plans = [plan for plan in (self._in_force, self._prepared) if plan is not None]
-            wanted = {model for plan in plans for model in self._models(plan)}
+            wanted = {model for plan in plans for model in plan.names}
             for front in self.fronts if wanted else ():
                 if front.model in wanted:
                     self._closed_us.pop(front.model, None)
@@ -280,17 +286,17 @@ class FrontGroup:
         front.successor = partial(self._successor, front)
         return front
 
-    def _made_table(self, deployment: Deployment) -> Table[FrontService]:
+    def _made_table(self, serving: _Serving) -> Table[FrontService]:
         """The choice among the fronts of a plan."""
-        plan = deployment.plan
-        models = {model.name: model for model in self._answering(deployment)}
+        plan = serving.deployment.plan
+        models = {model.name: model for model in serving.models}
         fronts = [self._fronts[model] for model in models]
         if self.name in plan.workload.variants:
             from triton_backend.serving.front.variants import (  # noqa: PLC0415  # loads the kernels
                 VariantTable,
             )
 
-            return VariantTable(self.name, fronts, deployment, self._clock)
+            return VariantTable(self.name, fronts, serving.deployment, self._clock)
         if len(fronts) == 1 and (self.name in models or self.name in plan.workload.versions):
             return OneFront(fronts[0])
         return SizeTable(self.name, fronts, tuple(models.values()))

@@ -29,7 +29,8 @@ from triton_backend.runtimes.stage_tensors import dropped_name
 from triton_backend.runtimes.texts import put_tensor
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.deployment import Deployment
-from triton_backend.serving.front.pending import ExpressTicket, PendingRequests, Request
+from triton_backend.serving.front.requests.pending import PendingRequests
+from triton_backend.serving.front.requests.request import ExpressTicket, Request
 from triton_backend.serving.liveness.limits import DEAD_BY_NOW_US
 from triton_backend.serving.transport.fetching import Fetches, holders
 from triton_backend.serving.transport.retained import RetainedSegments, put_corner, rows_of
@@ -50,7 +51,7 @@ class _Generation:
         self.superseded_us: int | None = None
         self.written: dict[int, int] = {}
         model = deployment.served[name]
-        self.graph = deployment.applications[deployment.application_numbers[name]]
+        self.graph = deployment.applications.graph_of(name)
         self.modules = {module.name: m for m, module in enumerate(self.graph.modules)}
         # By the name by which others read modules, the first of them.
         self.first = {
@@ -81,7 +82,7 @@ class _Generation:
 
     def group_of(self, module: str, tensor: str) -> int:
         """The group of rows that an output of a module belongs to."""
-        return self.deployment.group_of(self.graph.makers(module)[0].model, tensor)
+        return self.deployment.applications.group_of(self.graph.makers(module)[0].model, tensor)
 
     def wanted(self, piece: RowSlice) -> list[TensorSpec]:
         """The outputs of its module that lie in a piece and that the answer names."""
@@ -168,7 +169,7 @@ class FrontJobs:
 
     def add(self, deployment: Deployment) -> None:
         """Make room for requests of a generation that are answered from retained outputs."""
-        if deployment.answers_from_retained(self._name):
+        if deployment.applications.answers_from_retained(self._name):
             self._retained.add(deployment)
             self._generations[deployment.tag] = _Generation(deployment, self._name)
 

@@ -32,18 +32,12 @@ from triton_backend.serving.front.counters import FrontCounters, latency_bounds_
 from triton_backend.serving.front.deadlines import GRACE_US, DeadlineWatch
 from triton_backend.serving.front.jobs import FrontJobs
 from triton_backend.serving.front.mirror import Mirror
-from triton_backend.serving.front.pending import (
-    IncomingRequest,
-    PendingRequests,
-    Request,
-    RequestReader,
-    arrival_frame,
-    full,
-    over_quota,
-    unreadable,
-)
 from triton_backend.serving.front.quotas import Quotas
 from triton_backend.serving.front.replies import Refusal, Reply, Respond
+from triton_backend.serving.front.requests.pending import PendingRequests, arrival_frame
+from triton_backend.serving.front.requests.reading import IncomingRequest, RequestReader
+from triton_backend.serving.front.requests.refusals import full, over_quota, unreadable
+from triton_backend.serving.front.requests.request import Request
 from triton_backend.serving.front.texts import SeenOutputs
 from triton_backend.serving.transport.authentication import transport_key
 from triton_backend.serving.transport.backoff import Backoff

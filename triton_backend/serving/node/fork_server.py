@@ -48,7 +48,7 @@ from triton_backend.serving.transport.sched_tuning import (
 SERVER_NAME = "fork-server"  # as `ps` shows it
 LOADS_AT_MOST_US = 20_000_000
 ANSWERS_WITHIN_MS = 2_000
-MOST_FAILURES = 3  # one after the other; then workers are started without it
+MOST_FAILURES = 3  # one after the other; then workers are started without it, up to the next plan
 GONE = -1  # exit code of a process that another process has waited for
 _READY = b"ready"
 _GO = b"go"
@@ -135,10 +135,15 @@ class ForkServer:
         """True if it has imported all and was alive when last seen."""
         return self._ready
 
+    @property
+    def is_given_up(self) -> bool:
+        """True if it has failed too often: workers are started without it."""
+        return self._failures >= MOST_FAILURES
+
     def look(self, now_us: int) -> None:
         """Start it where it does not run, and take note of how far it is."""
         if self._process is None:
-            if self._failures < MOST_FAILURES:
+            if not self.is_given_up:
                 try:
                     self._start(now_us)
                 except OSError as error:  # no process or descriptor is free
@@ -230,7 +235,8 @@ class ForkServer:
 
     def _give_up(self, why: str) -> None:
         self._failures += 1
-        _LOG.warning("the fork server is ended: it %s; its log is %s", why, self._log)
+        then = "; workers are started without it" if self.is_given_up else ""
+        _LOG.warning("the fork server is ended: it %s%s; its log is %s", why, then, self._log)
         self._end()
 
     def _end(self) -> None:

@@ -311,12 +311,14 @@ class Node:
         self._generations = dict(sorted(begun.items()))
         if self._leads:
             self._find_workers(self._workers[origin] for origin in added)
-        if self._forks is not None and self._runtimes != gpus.runtimes_without_gpu():
+        forks, runtimes = self._forks, gpus.runtimes_without_gpu()
+        if forks is not None and (self._runtimes != runtimes or forks.is_given_up):
             # It has imported too little; or too much beside a GPU, which does not survive a fork.
-            self._forks.stop()
+            # One that was given up is tried again: what it lacked may be there by now.
+            forks.stop()
             self._forks = None
         if self._forks is None and len(added) >= FORKED_FROM:
-            self._forks = self._fork_server(gpus.runtimes_without_gpu())
+            self._forks = self._fork_server(runtimes)
             self._forks_give_way = _is_beside_another(deployment)
 
     def _worker(self, deployment: Deployment, origin: WorkerOrigin) -> _Worker:

@@ -19,8 +19,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from triton_backend.runtimes.clock import Clock
-from triton_backend.serving.front.pending import MAX_TIMEOUT_US, full, unreadable
 from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.front.requests.reading import MAX_TIMEOUT_US
+from triton_backend.serving.front.requests.refusals import full, unreadable
 from triton_backend.serving.liveness.limits import DEAD_BY_NOW_US
 
 AT_ONCE = 64  # requests of one model that are asked at a time; others wait

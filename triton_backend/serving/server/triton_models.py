@@ -35,8 +35,8 @@ from triton_backend.serve_folder.state import read_state_file
 from triton_backend.serve_folder.versions import OF_VERSIONS, process_file
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.group import FrontGroup
-from triton_backend.serving.front.pending import CUT_PARAMETER, MAX_TIMEOUT_US
 from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.front.requests.reading import CUT_PARAMETER, MAX_TIMEOUT_US
 from triton_backend.serving.gateway.offload import Offload, PlanReader
 from triton_backend.serving.liveness.ends import end_with, parent_named
 from triton_backend.serving.liveness.stubs import StubHeartbeat

@@ -148,7 +148,8 @@ class Channels:
         if not shared:
             address = f"tcp:{self._settings.gateway_host}:{deployment.front_port(plan.name)}"
         inputs = deployment.express_segment(plan.name, gateway), deployment.express_layout(plan)
-        if deployment.answers_from_retained(model):  # nothing is written to such a front
+        if deployment.applications.answers_from_retained(model):
+            # Nothing is written to such a front.
             return self._open(key, address, *inputs, shared=shared, express=inputs)
         plan = deployment.plan.model(model)  # with outputs that clients do not see
         name, layout = deployment.front_segment(plan.name), deployment.front_layout(plan)

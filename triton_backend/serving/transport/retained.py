@@ -103,12 +103,14 @@ class RetainedSegments:
         Of the outputs of its producer, those of its group.
         """
         deployment = self.deployment(piece.generation)
-        graph = deployment.applications[deployment.application_numbers[application]]
+        graph = deployment.applications.graph_of(application)
         model = graph.modules[piece.producer].model
         slots = self.of_model(deployment, piece.vgpu, model)
         whole = slots.views(piece.slot, slots.layout.batch)
         mine = {
-            n: view for n, view in whole.items() if deployment.group_of(model, n) == piece.group
+            n: view
+            for n, view in whole.items()
+            if deployment.applications.group_of(model, n) == piece.group
         }
         if piece.group:  # [batch, most, ...], filled from its start
             mine = {n: view.reshape(-1, *view.shape[2:]) for n, view in mine.items()}

@@ -114,7 +114,7 @@ class InputGatherer:
                 for wanted, _ in feeds:
                     into[wanted][piece.at : end] = 0
                 continue
-            application = deployment.applications[piece.application].name
+            application = deployment.applications.graphs[piece.application].name
             theirs = self._deployment_of(piece)
             addresses = holders(theirs, application, piece, self._node)
             if addresses:
@@ -127,7 +127,7 @@ class InputGatherer:
         for addresses, theirs, piece in elsewhere:
             if self._gathering.get(number) is not gathering:
                 return False  # none has one of those before
-            application = deployment.applications[piece.application]
+            application = deployment.applications.graphs[piece.application]
             feeds = _feeds(deployment, piece, into)
             given = {name for _, name in feeds}
             model = theirs.served[application.name]
@@ -151,7 +151,9 @@ class InputGatherer:
             if NONE in {piece.producer, piece.slot}:
                 continue
             there = self._deployment_of(piece).vgpus[piece.vgpu].slot.node
-            feeds = deployment.feeds(piece.application, piece.module, piece.producer, piece.group)
+            feeds = deployment.applications.feeds(
+                piece.application, piece.module, piece.producer, piece.group
+            )
             size = piece.rows * sum(into[wanted][:1].nbytes for wanted, _ in feeds)
             if there != here:
                 moved[there] = moved.get(there, 0) + size
@@ -223,7 +225,9 @@ def _feeds(
     deployment: Deployment, piece: RowSlice, into: Collection[str]
 ) -> tuple[tuple[str, str], ...]:
     """The tensors that a batch reads of a piece: of a request, those of its own entry."""
-    feeds = deployment.feeds(piece.application, piece.module, piece.producer, piece.group)
+    feeds = deployment.applications.feeds(
+        piece.application, piece.module, piece.producer, piece.group
+    )
     if piece.producer != NONE:
         return feeds
     return tuple((wanted, given) for wanted, given in feeds if wanted in into)

@@ -320,7 +320,10 @@ class OutputSender:
         deployment, _ = self._served[batch.tag]
         views = target.views(batch.body.samples)
         name = _name(deployment, batch.body)
-        groups, choices = deployment.row_groups(name), deployment.choices(name)
+        groups, choices = (
+            deployment.applications.row_groups(name),
+            deployment.applications.choices(name),
+        )
         if not groups and not choices:
             return
         try:

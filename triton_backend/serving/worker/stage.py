@@ -169,7 +169,7 @@ def _check(deployment: Deployment, row: StageRow, artifact: str, runtime: Runtim
 
 def _emulated(deployment: Deployment, row: StageRow, vgpu: int) -> Artifact:
     stage, settings = deployment.stage_of(row), deployment.settings
-    drawn = deployment.drawn_rows(deployment.model_of(row).name)
+    drawn = deployment.applications.drawn_rows(deployment.model_of(row).name)
     made = {spec.name for spec in deployment.written_by(row)}
     seat = deployment.seat_of(row) if settings.interference == OVERLAP else None
     return Artifact(
@@ -192,8 +192,13 @@ def _emulated(deployment: Deployment, row: StageRow, vgpu: int) -> Artifact:
                 if {output, counts} <= made
             },
             SHAPES_OPTION: {
-                output: (shapes, deployment.shares_of(deployment.model_of(row).name, output))
-                for output, shapes in deployment.choices(deployment.model_of(row).name).items()
+                output: (
+                    shapes,
+                    deployment.applications.shares_of(deployment.model_of(row).name, output),
+                )
+                for output, shapes in deployment.applications.choices(
+                    deployment.model_of(row).name
+                ).items()
                 if output in made
             },
         },

@@ -22,7 +22,7 @@ from flows.clock import now_utc
 from flows.release.rollout import guarded
 from flows.release.rollout.canary import CANARY, FORMER, Judged, canary_plan, canary_plans, judged
 from flows.release.rollout.change import change_plan
-from flows.release.rollout.generations import plan_before_canary, plan_in_force
+from flows.release.rollout.generations import plan_in_force, plan_served_before
 from flows.release.rollout.guarded import (
     DONE,
     FAILED,
@@ -569,7 +569,10 @@ def test_a_plan_that_never_came_into_force_does_not_come_by_a_way_back(
     name = write_stage(work.state.artifacts, "next", "Add", OFFSET, ("middle", "y"))
     canary = canary_plan(served, of_stages(served, "next", artifact=name), 0.1)
     change_plan(state.folder, canary)
-    assert plan_before_canary(state.folder).models == complete_tensors(served).models
+    former = plan_served_before(state.folder, "served")
+    assert former is not None
+    assert former.models == complete_tensors(served).models
+    assert plan_served_before(state.folder, "broken") is None
     change_plan(state.folder, served)
 
 

@@ -10,12 +10,10 @@ from flows.release.rollout import generations
 from flows.release.rollout.generations import (
     is_same_plan,
     note_never_served,
-    plan_before_canary,
     plan_in_force,
     plan_served_before,
 )
 from tests.triton_backend.serving.small_plans import plan, two_stage
-from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 
 FIRST, UNDONE, SECOND = (
@@ -66,11 +64,3 @@ def test_plans_before_are_those_that_were_in_force(folder: Path) -> None:
     assert before is not None
     assert is_same_plan(before, FIRST)
     assert plan_served_before(folder, "undone") is None
-    assert plan_before_canary(folder).plan_id == "second"
-
-
-def test_a_folder_without_a_plan_from_before_says_so(folder: Path) -> None:
-    for number in (1, 3):
-        note_never_served(folder, number)
-    with pytest.raises(InputError, match="keeps no plan from before generation 4, a canary"):
-        plan_before_canary(folder)

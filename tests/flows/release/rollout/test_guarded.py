@@ -11,7 +11,14 @@ import pytest
 
 from flows.release.rollout import canary, change, guarded, outcomes
 from flows.release.rollout.change import PlanChange
-from flows.release.rollout.guarded import DONE, RolloutOptions, bake, roll_out
+from flows.release.rollout.guarded import (
+    DONE,
+    FAILED,
+    RolloutOptions,
+    bake,
+    finish_interrupted,
+    roll_out,
+)
 from flows.release.rollout.outcomes import breach_of, outcomes_of
 from flows.release.server.running import ServerError, ServerState
 from flows.state import ProjectState
@@ -19,12 +26,13 @@ from flows.system_metrics import Metrics, MetricsError, parse_metrics
 from flows.workspace import Workspace
 from tests.fakes.applications import hand_application, hand_module, with_applications
 from tests.fakes.plans import two_stages
-from tests.flows.release.rollout.test_canary import of_stages, verified
+from tests.flows.release.rollout.test_canary import begin_and_die, of_stages, verified
 from tests.triton_backend.contract.transition.full_gpus import full_gpus
 from tests.triton_backend.serving.artifacts import affine
 from tests.triton_backend.serving.small_plans import plan, two_stage
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.transition.steps import steps
 from triton_backend.runtimes.stage_tensors import complete_tensors
 from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
 from warehouse.observations import list_rollouts
@@ -260,6 +268,20 @@ class FullGpus:
         return PlanChange(plan_id=following.plan_id, generation=self._changes, steps=())
 
 
+def of_full_gpus() -> tuple[Plan, Plan]:
+    """Two plans with plans between."""
+    gib = {"x": 6, "y": 5}
+    before = full_gpus({"x": [0], "y": [1, 2]}, gib, plan_id="before")
+    after = full_gpus({"x": [1], "y": [2, 0]}, gib, plan_id="after")
+    return complete_tensors(before), complete_tensors(after)
+
+
+def change_in_memory(system: FullGpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    system_in_memory(system, monkeypatch)
+    monkeypatch.setattr(change, "_change_at_once", system.change_at_once)
+    monkeypatch.setattr(guarded, "read_outcomes", giving({}))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("failing", "in_force", "said"),
@@ -279,18 +301,9 @@ def test_a_change_in_several_steps_that_fails_puts_the_former_plan_back(
     in_force: str,
     said: str,
 ) -> None:
-    gib = {"x": 6, "y": 5}
-    before, after = (
-        complete_tensors(full_gpus(where, gib, plan_id=plan_id))
-        for plan_id, where in (
-            ("before", {"x": [0], "y": [1, 2]}),
-            ("after", {"x": [1], "y": [2, 0]}),
-        )
-    )
+    before, after = of_full_gpus()
     system = FullGpus(before, failing)
-    system_in_memory(system, monkeypatch)
-    monkeypatch.setattr(change, "_change_at_once", system.change_at_once)
-    monkeypatch.setattr(guarded, "read_outcomes", giving({}))
+    change_in_memory(system, monkeypatch)
     work = Workspace(state=ProjectState(home=tmp_path), warehouse=tmp_path / "w.duckdb")
     with pytest.raises(ServerError) as failed:
         roll_out(work, after, RolloutOptions(bake_seconds=0))
@@ -299,3 +312,27 @@ def test_a_change_in_several_steps_that_fails_puts_the_former_plan_back(
         (last,) = list_rollouts(warehouse)
     ended = f"{said}; the former plan goes on" if in_force == "before" else None
     assert last.outcome == ended
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("changes", [1, 2])
+def test_a_rollout_that_died_under_a_plan_between_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: int
+) -> None:
+    before, after = of_full_gpus()
+    system = FullGpus(before, set())
+    change_in_memory(system, monkeypatch)
+    monkeypatch.setattr(guarded, "plan_served_before", giving(before))
+    work = Workspace(state=ProjectState(home=tmp_path), warehouse=tmp_path / "w.duckdb")
+    begin_and_die(work, before, after, "rollout-died")
+    for between in steps(before, after)[:changes]:
+        system.change_at_once(tmp_path, between)
+    assert system.plans[-1].plan_id == f"before-after.{changes}"
+    assert finish_interrupted(work).plan_id == "before"
+    assert system.plans[-1].plan_id == "before"
+    with work.open(read_only=True) as warehouse:
+        (last,) = list_rollouts(warehouse)
+    assert (last.state, last.outcome) == (
+        FAILED,
+        "interrupted after 'begun'; plan before is in force",
+    )

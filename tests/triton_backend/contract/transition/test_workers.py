@@ -36,7 +36,7 @@ def test_a_slot_has_room_for_the_inputs_of_the_largest_batch() -> None:
     plan = make_plan([[Own(latency_us=(1_000, 1_500))]])
     inputs = (TensorSpec(name="x", dtype="UINT8", shape=(-1, 4_096)),)
     (needs,) = slot_needs(replace(plan, models=(replace(plan.models[0], inputs=inputs),)))
-    assert needs.largest_bytes == 2 * 4_096
+    assert needs.slot_bytes == 2 * 4_096
 
 
 def test_a_plan_equal_to_the_old_starts_and_ends_nothing() -> None:
@@ -139,6 +139,22 @@ def test_stages_are_loaded_only_where_their_batches_find_room(
 
     change = transition(shared({}), shared({}, larger))
     assert (len(change.inherited), len(change.starts)) == ((1, 0) if goes_on else (0, 1))
+
+
+@pytest.mark.parametrize(("larger", "goes_on"), [(2, True), (4, False)])
+def test_a_worker_goes_on_only_where_larger_batches_of_its_stages_find_room(
+    larger: int, goes_on: bool
+) -> None:
+    """The second stage's table bounds the pipeline's batches, whatever the first one's has."""
+
+    def with_second(batches: int) -> Plan:
+        first, second = Own(latency_us=(5, 6, 7, 8)), Own(latency_us=(5, 6, 7, 8)[:batches])
+        plan = make_plan([[first, second]])
+        inputs = (TensorSpec(name="x", dtype="FP32", shape=(-1, 64)),)
+        return replace(plan, models=(replace(plan.models[0], inputs=inputs),))
+
+    inherited = inherited_vgpus(with_second(2), with_second(larger))
+    assert (Inherited(0, 0) in inherited) == goes_on
 
 
 def test_a_worker_that_holds_more_than_is_wanted_goes_on() -> None:

@@ -24,8 +24,9 @@ from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.batches import Batch, FrontBatches
 from triton_backend.serving.front.counters import FrontCounters, latency_bounds_s
-from triton_backend.serving.front.pending import PendingRequests, Request
 from triton_backend.serving.front.replies import Refusal, Result
+from triton_backend.serving.front.requests.pending import PendingRequests
+from triton_backend.serving.front.requests.request import Request
 from triton_backend.serving.liveness.limits import dead_after_us
 from triton_backend.serving.transport.channel import Channels
 from triton_backend.serving.transport.connection import CloseReason, Connection

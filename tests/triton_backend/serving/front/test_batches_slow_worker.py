@@ -10,8 +10,8 @@ from tests.triton_backend.serving.system import WAIT_SECONDS, Answer, LocalSyste
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.base import Tensors
 from triton_backend.serve_folder.settings import ServeOptions
-from triton_backend.serving.front.pending import Request
 from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.front.requests.request import Request
 from triton_backend.serving.gateway.peers.addresses import WorkerAddress
 from triton_backend.serving.transport.shared_memory import Arrays
 from triton_backend.serving.worker.process import StageWorker, health_row

@@ -10,8 +10,9 @@ from tests.triton_backend.serving.system import wait_for
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serving.front.counters import FrontCounters, latency_bounds_s
 from triton_backend.serving.front.deadlines import DeadlineWatch
-from triton_backend.serving.front.pending import PendingRequests, Request
 from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.front.requests.pending import PendingRequests
+from triton_backend.serving.front.requests.request import Request
 
 pytestmark = pytest.mark.slow
 

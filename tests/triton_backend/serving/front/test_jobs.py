@@ -17,8 +17,9 @@ from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.counters import FrontCounters, latency_bounds_s
 from triton_backend.serving.front.jobs import FrontJobs
-from triton_backend.serving.front.pending import PendingRequests, Request
 from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.front.requests.pending import PendingRequests
+from triton_backend.serving.front.requests.request import Request
 from triton_backend.serving.transport.event_loop import EventLoop
 from triton_backend.serving.transport.fetching import Fetches
 from triton_backend.serving.transport.retained import RetainedSegments

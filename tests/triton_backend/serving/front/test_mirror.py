@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.triton_backend.serving.front.test_pending import Asked
+from tests.triton_backend.serving.front.requests.test_pending import Asked
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.mirror import MirrorOrder, read_copies, withdraw
 from triton_backend.serve_folder.settings import ServeSettings
 from triton_backend.serving.front.counters import FrontCounters, latency_bounds_s
 from triton_backend.serving.front.mirror import MOST_BYTES, Mirror
-from triton_backend.serving.front.pending import PendingRequests
+from triton_backend.serving.front.requests.pending import PendingRequests
 
 LATER_US = 60_000_000
 

@@ -5,8 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from triton_backend.contract.decisions import DropReason
-from triton_backend.serving.front.pending import Request, dropped
 from triton_backend.serving.front.replies import Refusal, Reply, ReplyThreads, Result
+from triton_backend.serving.front.requests.refusals import dropped
+from triton_backend.serving.front.requests.request import Request
 from triton_backend.serving.transport.wire import DropBody
 
 NUMBERS = "deadline 50.0 ms after arrival, best possible finish 53.1 ms, queue position 8"

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tests.triton_backend.serving.small_plans import BATCH, SLO_US, plan, two_stage
 from tests.triton_backend.serving.system import LocalSystem, wait_for
 from triton_backend.contract.entries import Entry
-from triton_backend.serving.front.pending import MAX_TIMEOUT_US, Request, RequestReader
 from triton_backend.serving.front.replies import Refusal, Result
+from triton_backend.serving.front.requests.reading import MAX_TIMEOUT_US, RequestReader
+from triton_backend.serving.front.requests.request import Request
 from triton_backend.serving.front.service import FrontService
 from triton_backend.serving.transport.shared_memory import Arrays
 

@@ -12,8 +12,8 @@ from tests.triton_backend.serving.small_plans import BATCH, plan, two_stage
 from tests.triton_backend.serving.system import Answer, LocalSystem, wait_for
 from tests.triton_backend.serving.test_system import PATIENT_US, picture
 from triton_backend.serve_folder.settings import ServeOptions
-from triton_backend.serving.front.pending import Request
 from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.front.requests.request import Request
 from triton_backend.serving.front.service import POLLERS
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tests.triton_backend.serving import served_applications, small_plans
-from tests.triton_backend.serving.front.test_pending import Asked
+from tests.triton_backend.serving.front.requests.test_pending import Asked
 from tests.triton_backend.serving.served_applications import application, module, one_stage
 from tests.triton_backend.serving.small_plans import BATCH, two_stage
 from tests.triton_backend.serving.system import Answer, LocalSystem, wait_for
@@ -21,9 +21,9 @@ from triton_backend.runtimes.clock import SystemClock
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.front.counters import FrontCounters, latency_bounds_s
-from triton_backend.serving.front.pending import PendingRequests
 from triton_backend.serving.front.quotas import BURST_REQUESTS
 from triton_backend.serving.front.replies import Refusal
+from triton_backend.serving.front.requests.pending import PendingRequests
 from triton_backend.serving.front.service import FrontService
 
 PATIENT_US = 1_000_000

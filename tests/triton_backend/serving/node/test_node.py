@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.liveness.threads import is_alive
 from triton_backend.serving.liveness.workers import HealthBoard, HealthWatch
+from triton_backend.serving.node import fork_server as fork_module
 from triton_backend.serving.node import node as node_module
 from triton_backend.serving.node.node import Node
 from triton_backend.serving.server.metrics import node_values
@@ -208,6 +209,39 @@ def test_a_worker_that_does_not_end_keeps_its_node_from_nothing(
     following.gone.set()
     wait_for(lambda: not segment.exists())
     node.stop()
+
+
+def test_a_change_of_plan_tries_a_fork_server_again_that_was_given_up(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = psutil.Process()
+    before = own.children()
+
+    def forks() -> bool:
+        made = [child for child in own.children() if child not in before]
+        return any(child.name() == "fork-server" for child in made)
+
+    real = subprocess.Popen
+
+    def no_fork_server(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        if command[2].endswith("fork_server"):
+            raise BlockingIOError(11, "no process is free")
+        return real(command, **options)
+
+    monkeypatch.setattr(fork_module, "MOST_FAILURES", 1)
+    node = Node(deployment.settings, NODE, SystemClock())
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", no_fork_server)
+        node.start()
+        wait_for(lambda: are_up(deployment))
+    assert not forks()
+    following = plan(two_stage(), two_stage("other"), plan_id="following")
+    second = deploy(deployment.settings.folder, following, generation=2)
+    wait_for(lambda: node.status()["generations"] == [1, 2])
+    wait_for(forks)
+    wait_for(lambda: are_up(second))
+    node.stop()
+    assert own.children() == before
 
 
 def test_plans_follow_one_another_on_the_same_node(deployment: Deployment) -> None:

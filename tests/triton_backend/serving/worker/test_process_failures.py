@@ -10,13 +10,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from tests.triton_backend.serving.small_plans import model, plan, stage, tensor, two_stage
+from tests.triton_backend.serving.small_plans import plan, two_stage
 from tests.triton_backend.serving.system import LocalSystem, deploy, wait_for
 from tests.triton_backend.serving.worker.test_executor import picture
 from triton_backend.contract.decisions import Hop
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.runtimes.clock import SystemClock
+from triton_backend.serve_folder.repository import WORKERS_NAME
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.transport.shared_memory import remove_segments
@@ -73,11 +74,8 @@ def test_counts_that_are_no_rows_fail_their_batch(count: int) -> None:
     sent: list[bytes] = []
     sender = OutputSender.__new__(OutputSender)
     model = SimpleNamespace(name="one")
-    deployment = SimpleNamespace(
-        plan=SimpleNamespace(models=[model]),
-        row_groups={model.name: ["rows"]}.get,
-        choices={model.name: {}}.get,
-    )
+    rows = SimpleNamespace(row_groups={model.name: ["rows"]}.get, choices={model.name: {}}.get)
+    deployment = SimpleNamespace(plan=SimpleNamespace(models=[model]), applications=rows)
     sender._served = cast("Any", {TAG: (deployment, 0)})
     sender._scheduler = cast("Any", SimpleNamespace(send=sent.append))
     body = BatchBody(0, 0, 1, 0, 0, 0, 0, RETAINED, (Hop(0, 0, 0, 0, 1),), (0,))
@@ -196,16 +194,19 @@ def test_a_generation_that_the_slots_have_no_room_for_costs_none_that_is_served(
 ) -> None:
     """It is asked for again and again; the scheduler's connection and its batches stay."""
 
-    def planned(batch: int) -> Plan:
-        only = stage((0, 10), "SLOW", 1)
-        one = model("m", (only,), inputs=(tensor("x", 16),), outputs=(tensor("y", 10),))
+    def planned(largest: int) -> Plan:
+        one = two_stage()
         (pipeline,) = one.model.pipelines
-        grown = (replace(pipeline, batch=batch),)
-        return plan(one.replaced(pipelines=grown, policy="turns"), plan_id=f"of-{batch}")
+        first, last = pipeline.stages
+        last = replace(last, latency_us_by_batch=last.latency_us_by_batch[:largest])
+        of_size = replace(pipeline, batch=largest, stages=(first, last))
+        return plan(one.replaced(pipelines=(of_size,)), plan_id=f"of-{largest}")
 
     served = deploy(tmp_path / "serve", planned(1), ServeOptions(emulate_links=False))
     served.settings.socket_folder.mkdir(mode=0o700)
     deploy(tmp_path / "serve", planned(4), generation=2)
+    before, after = (served.settings.generation_folder(number) for number in (1, 2))
+    shutil.copy(before / WORKERS_NAME, after)  # as if the first stage's worker went on
     clock = SystemClock()
     loaded = open_runtimes(served, 0, clock)
     worker = process.StageWorker(served, 0, loaded, process.health_row(served, 0), clock)

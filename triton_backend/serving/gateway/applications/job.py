@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from triton_backend.contract.applications import Application
-from triton_backend.serving.deployment import THE_REQUEST, Deployment
+from triton_backend.serving.applications import THE_REQUEST
+from triton_backend.serving.deployment import Deployment
 from triton_backend.serving.transport.shared_memory import SlotPool
 from triton_backend.serving.transport.wire import NONE, RowSlice
 
@@ -164,7 +165,7 @@ def pieces_of_size(job: Job, application: int, module: int) -> Iterator[RowSlice
 
 def choose(deployment: Deployment, task: Task, choices: Sequence[Sequence[int]]) -> None:
     """Note which sizes the rows of a task are run by, of the modules that it chooses for."""
-    application = deployment.application_numbers[task.job.graph.name]
+    application = deployment.applications.numbers[task.job.graph.name]
     modules: dict[str, dict[int, int]] = {}
     which: dict[str, int] = {}
     for m, (choice, place) in _sizes_after(deployment, application, task).items():
@@ -183,7 +184,7 @@ def _sizes_after(
     name = task.job.graph.modules[task.module].name
     found: dict[int, tuple[int, int]] = {}
     for m, module in enumerate(task.job.graph.modules):
-        chosen = deployment.chosen(application, m)
+        chosen = deployment.applications.chosen(application, m)
         if chosen is not None and module.chooser == name:
             found[m] = chosen
     return found
@@ -204,14 +205,14 @@ def rows_after(
         choices: of every choice of sizes, the place of each sample's.
     """
     graph = task.job.graph
-    application = deployment.application_numbers[graph.name]
+    application = deployment.applications.numbers[graph.name]
     sizes = _sizes_after(deployment, application, task)
     for m, after in enumerate(graph.modules):
         if m in sizes:
             choice, place = sizes[m]
             yield choices[choice].count(place)
         elif graph.modules[task.module].name in after.parents:
-            yield rows[deployment.group_read(application, m, task.module)]
+            yield rows[deployment.applications.group_read(application, m, task.module)]
 
 
 def sources(

@@ -192,8 +192,8 @@ class Jobs:
         at = 0
         for number in dispatch.request_ids:
             task = self._tasks[number]
-            application = deployment.application_numbers[task.job.graph.name]
-            for producer, group in deployment.producers(application, task.module):
+            application = deployment.applications.numbers[task.job.graph.name]
+            for producer, group in deployment.applications.producers(application, task.module):
                 for offset, rows, (generation, where, slot), row in sources(task, producer, group):
                     found.append(
                         RowSlice(
@@ -233,7 +233,9 @@ class Jobs:
             after its own has from it.
         """
         emitted: list[tuple[int, tuple[int, ...]]] = []
-        groups = len(deployment.row_groups(deployment.plan.models[dispatch.model].name))
+        groups = len(
+            deployment.applications.row_groups(deployment.plan.models[dispatch.model].name)
+        )
         at, row = 0, [0] * (1 + groups)
         for number in dispatch.request_ids:
             task = self._tasks.pop(number)
@@ -276,13 +278,13 @@ class Jobs:
         """A job is done, and has to be read: where its outputs lie."""
         job = self._jobs[number]
         job.done = True
-        application = deployment.application_numbers[job.graph.name]
+        application = deployment.applications.numbers[job.graph.name]
         found: list[RowSlice] = []
         for module, outputs in job.outputs.items():
             if job.graph.modules[module].size_of is not None:
                 found += pieces_of_size(job, application, module)
                 continue
-            groups = 1 + len(deployment.row_groups(job.graph.modules[module].model))
+            groups = 1 + len(deployment.applications.row_groups(job.graph.modules[module].model))
             for group in range(groups):
                 at = 0
                 for output in sorted(outputs, key=lambda one: one.first_row):

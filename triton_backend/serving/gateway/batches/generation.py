@@ -45,7 +45,9 @@ class Generation:
         self.express = ExpressArrivals(deployment)
         self.retained = RetainedOutputs(deployment, slots.life)
         self.applications = frozenset(one.name for one in deployment.plan.applications)
-        self.retained_models = [model.name in deployment.retained_models for model in models]
+        self.retained_models = [
+            model.name in deployment.applications.retained_models for model in models
+        ]
         self._most_us = {model.name: settings.guard_us(model.slo_us) for model in models}
         self._guards_us = dict(self._most_us)
         self.timer_lead_us = min(self._guards_us.values())

@@ -45,7 +45,9 @@ class BatchInFlight:
         """True if all that its retained outputs mean is known."""
         deployment = self.generation.deployment
         name = deployment.plan.models[self.dispatch.model].name
-        return len(self.given) == len(deployment.row_groups(name)) + len(deployment.choices(name))
+        return len(self.given) == len(deployment.applications.row_groups(name)) + len(
+            deployment.applications.choices(name)
+        )
 
     def expects(self, stage: int) -> bool:
         """True if a stage exists and has not reported."""

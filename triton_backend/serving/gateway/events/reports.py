@@ -189,10 +189,12 @@ class Reports:
             return
         deployment, dispatch = batch.generation.deployment, batch.dispatch
         name = deployment.plan.models[dispatch.model].name
-        most = dict.fromkeys(deployment.row_groups(name), 0)
-        for counts, rows_of_sample, _ in deployment.drawn_rows(name).values():
+        most = dict.fromkeys(deployment.applications.row_groups(name), 0)
+        for counts, rows_of_sample, _ in deployment.applications.drawn_rows(name).values():
             most[counts] = rows_of_sample
-        most |= {name: len(known) - 1 for name, known in deployment.choices(name).items()}
+        most |= {
+            name: len(known) - 1 for name, known in deployment.applications.choices(name).items()
+        }
         fits = len(rows) == len(most) and all(
             len(counts) == dispatch.samples and max(counts) <= allowed
             for counts, allowed in zip(rows, most.values(), strict=False)

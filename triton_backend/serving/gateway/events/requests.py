@@ -112,7 +112,7 @@ class Requests:
         served = self._generations.served
         self._counters.asked[front.model] += 1
         self._counters.offered[front.model] += 1
-        application = served.deployment.application_numbers[front.model]
+        application = served.deployment.applications.numbers[front.model]
         now_us = self._hub.at(now_us)
         offer = application, arrival.samples, arrival.deadline_us, now_us
         if not served.admission.admits_job(*offer):
@@ -144,7 +144,7 @@ class Requests:
             self._hub.send(front, drop_frame(arrival.request, reason, arrival.deadline_us))
             return None
         deployment = self._generations.deployment
-        graph = deployment.applications[deployment.application_numbers[front.model]]
+        graph = deployment.applications.graph_of(front.model)
         inputs = InputSlot(sender.deployment.generation, front.gateway, arrival.express_slot)
         return Job(number, graph, arrival.samples, inputs, arrival.deadline_us)
 

@@ -133,13 +133,13 @@ class Workers:
             self._jobs.drop(number)
             reason = DropReason.BEGUN_ANEW
             self._hub.apply(JobCancel(now_us=self._hub.at(now_us), job_id=number, reason=reason))
-            application = self._generations.deployment.application_numbers.get(name)
+            application = self._generations.deployment.applications.numbers.get(name)
             if application is None or name not in self._generations.served.applications:
                 why = f"the host of node {node!r} is lost, with what its modules gave"
                 self._hub.fail_job(number, why)
                 continue
             self._counters.jobs_begun_anew += 1
-            graph = self._generations.deployment.applications[application]
+            graph = self._generations.deployment.applications.graphs[application]
             again = Job(number, graph, job.samples, job.inputs, job.deadline_us)
             self._hub.begin_job(again, application)
 

@@ -33,7 +33,9 @@ class Books:
         self.retained = RetainedOutputs(deployment, 0)
         self.jobs = Jobs()
         inputs = InputSlot(1, 0, 9)
-        self.jobs.begin(Job(JOB, deployment.applications[0], samples, inputs, deadline_us=10**6))
+        self.jobs.begin(
+            Job(JOB, deployment.applications.graphs[0], samples, inputs, deadline_us=10**6)
+        )
         self._next = FIRST_TASK
 
     def ready(self, module: int, *rows: int, of_rows: int = 3) -> list[int]:
@@ -162,7 +164,7 @@ def test_rows_that_vary_follow_each_other_and_the_request_is_there_for_all_of_th
     )
     models = small_plans.plan(*(one_stage(f"m_{name}") for name in "abcd"))
     deployment = deploy(tmp_path, served_applications.with_applications(models, graph))
-    assert deployment.row_groups("m_a") == ("crops_rows",)
+    assert deployment.applications.row_groups("m_a") == ("crops_rows",)
     assert deployment.largest_request(deployment.served["actdet"]) == 1
     books = Books(deployment, samples=2)
     tasks = books.ready(A, 1, 1, of_rows=2)
@@ -218,7 +220,7 @@ def sized(tmp_path: Path) -> Deployment:
 
 def test_rows_go_to_their_sizes_and_are_read_in_their_order(sized: Deployment) -> None:
     books = Books(sized, samples=4)
-    assert sized.choices("m_a") == {"x_shape": ((2,), (4,))}
+    assert sized.applications.choices("m_a") == {"x_shape": ((2,), (4,))}
     tasks = books.ready(FIT, 3, 1, of_rows=4)
     # The later task ends first. Of its rows: one for no narrow one, one wide one, one for all.
     assert books.run(FIT, tasks[1:], (1,)) == [(tasks[1], (0, 1, 1))]

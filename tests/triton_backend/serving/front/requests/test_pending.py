@@ -1,6 +1,5 @@
 """Requests of a front leave once, and never while Triton is asked about them."""
 
-import json
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +11,10 @@ from triton_backend.contract.decisions import DropReason
 from triton_backend.runtimes.clock import SystemClock
 from triton_backend.scheduler.measured.guard import Guard
 from triton_backend.serving.front.counters import FrontCounters, latency_bounds_s
-from triton_backend.serving.front.pending import (
-    MAX_TIMEOUT_US,
-    PendingRequests,
-    Request,
-    RequestLog,
-    arrival_frame,
-)
 from triton_backend.serving.front.replies import Refusal, Result
+from triton_backend.serving.front.requests.pending import PendingRequests, arrival_frame
+from triton_backend.serving.front.requests.reading import MAX_TIMEOUT_US
+from triton_backend.serving.front.requests.request import Request
 from triton_backend.serving.front.texts import SeenOutputs
 from triton_backend.serving.server.metrics import front_values
 from triton_backend.serving.transport.shared_memory import Arrays
@@ -151,16 +146,6 @@ def test_numbers_of_a_front_that_died_are_not_given_again(tmp_path: Path) -> Non
     assert len(set(numbers)) == len(numbers)
 
 
-def test_what_a_client_chose_is_logged_in_part(tmp_path: Path) -> None:
-    log = RequestLog(tmp_path, "m", SystemClock())
-    request = replace(Asked().request(), client_id="c" * 1_000_000, trace="t" * 1_000_000)
-    log.note(request, "served")
-    log.close()
-    (path,) = tmp_path.iterdir()
-    line = json.loads(path.read_text())
-    assert (line["request_id"], line["traceparent"]) == ("c" * 256, "t" * 256)
-
-
 def test_low_requests_leave_half_of_the_room_to_others(pending: PendingRequests) -> None:
     asked = Asked()
     for number in range(5):
@@ -193,7 +178,7 @@ def test_requests_of_an_entry_that_shares_are_counted_there_too(pending: Pending
 
 
 def test_the_longest_timeout_is_announced() -> None:
-    request = Request({}, 1, 0, MAX_TIMEOUT_US, lambda _: None, lambda: False, number=7)
+    request = Request({}, 1, 0, MAX_TIMEOUT_US, print, bool, number=7)
     data = arrival_frame(request, Guard())
     arrival = unpack_arrival(data[HEADER_BYTES:])
     assert arrival.guard_us == MAX_TIMEOUT_US // 10
