@@ -32,15 +32,12 @@ def curve_chart(
     *,
     x_label: str,
     y_label: str,
-    title: str = "",
-    marked_x: float | None = None,
+    title: str,
 ) -> Path:
-    """Sweep curves: one outcome over one varied input; `marked_x` is today's value."""
+    """Sweep curves: one outcome over one varied input."""
     figure, axes = _figure(title)
     for number, curve in enumerate(curves):
         _line(axes, number, curve)
-    if marked_x is not None:
-        axes.axvline(marked_x, color=SOFT, linewidth=1, linestyle=":", label="as it is")
     axes.set_ylim(bottom=0)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)

@@ -13,7 +13,7 @@ from flows.reporting.plots import Curve, curve_chart
 def test_every_chart_can_be_written(tmp_path: Path, suffix: str, magic: bytes) -> None:
     curve = Curve(label="pool", x=[0.5, 1.0], y=[1.0, 0.9])
     paths = [
-        curve_chart([curve], tmp_path / "new" / f"c{suffix}", x_label="x", y_label="y", marked_x=1),
+        curve_chart([curve], tmp_path / "new" / f"c{suffix}", x_label="x", y_label="y", title="t"),
         draw_backtest(
             BacktestPicture(
                 title="t",
