@@ -1,4 +1,4 @@
-"""What-if curves as files (PNG, SVG, all that matplotlib writes by the file's suffix).
+"""Curves of `whatif` as files (PNG, SVG, all that matplotlib writes by the file's suffix).
 
 Not here: backtests over time (`backtest_chart`), charts inside pages (`charts`).
 Figures are drawn without pyplot, so nothing global is touched and no display is needed.

@@ -87,7 +87,7 @@ def test_compacting_keeps_every_row_and_the_schema(tmp_path: Path) -> None:
     path = tmp_path / "w.duckdb"
     with open_warehouse(path) as warehouse:
         add_model(warehouse, model(), OLD)
-        for at in (OLD, NEW):  # what goes before what stays: a file ends with its last block in use
+        for at in (OLD, NEW):  # the old ones first: a file ends with its last block in use
             drop = DropMinute(instance="i", model="m", minute=at, reason="late", dropped=1)
             drops = [replace(drop, reason=f"{number:x}" * 8) for number in range(30_000)]
             file = StatisticsFile(path=str(at), digest="1", drops=drops)
