@@ -66,7 +66,7 @@ def whatif(
     """Vary one input of a plan and draw the curve."""
     from flows.files import check_writable
     from flows.planning import PlanOptions
-    from flows.planning.sweep import point_of, varied
+    from flows.planning.sweep import check_any_fits, point_of, varied
 
     check_writable(chart, makes_folders=True)
     if chart is not None:
@@ -85,6 +85,7 @@ def whatif(
             for number, each in zip(numbers, varieties, strict=True):
                 report(f"planning with {name}, {vary} at {number:g}")
                 curves[name].append(point_of(each, number))
+    check_any_fits([point for points in curves.values() for point in points])
     if chart is not None:
         _draw(curves, (vary, options["objective"]), chart)
     document: dict[str, Any] = {

@@ -280,6 +280,28 @@ def test_a_curve_is_planned_drawn_and_stored(profiled: Path, poolpipe: Command) 
     assert "<svg" in Path("curve.svg").read_text()
 
 
+@pytest.mark.usefixtures("profiled")
+def test_inputs_that_are_refused_cost_their_points_or_the_sweep_if_there_are_no_others(
+    poolpipe: Command,
+) -> None:
+    given = yaml.safe_load(Path("cluster.yaml").read_text())["gpu_classes"]
+    priced, bare = next(iter(given)), list(given)[1]
+    changed(
+        Path("cluster.yaml"), gpu_classes={**given, priced: {**given[priced], "hourly_cost": 1}}
+    )
+    model = yaml.safe_load(Path("workload.yaml").read_text())["models"][0]
+    model = {name: model[name] for name in ("name", "slo_ms")} | {"rate_rps": 1}
+    changed(Path("workload.yaml"), models=[model])
+    vary = ("whatif", *PLAN[1:], "--vary", "classes", "--objective", "cost", "--values")
+    refused = f"gpu_classes.{bare}.hourly_cost: needed for the objective 'cost'"
+    ran = poolpipe(*vary, "1,2", "--json")
+    assert ran.code == 0, ran.err
+    planned, unpriced = ran.document["curves"]["pool"]
+    assert planned["objective"] >= 1
+    assert (unpriced["objective"], unpriced["reason"]) == (None, refused)
+    assert_refused(poolpipe(*vary, "2"), refused)
+
+
 @pytest.mark.parametrize(
     ("vary", "values", "reason"),
     [
