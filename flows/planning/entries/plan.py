@@ -231,6 +231,8 @@ def in_any_phase(rule: Rule, table: ModelTable, inputs: Inputs) -> Solved:
     found: list[Solved] = []
     failed: InfeasibleError | None = None
     for period_us in table.references_us:
+        if found and inputs.watch.over():
+            break
         try:
             solved = rule(in_periods_of(table, period_us), replace(inputs, prove=False))
             found.append(replace(solved, pooled=fitted(solved.pooled, table)))
