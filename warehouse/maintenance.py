@@ -95,6 +95,8 @@ def snapshot(warehouse: Warehouse, target: Path) -> None:
 
 def _is_snapshot(path: Path) -> bool:
     """True of a read-only file of DuckDB, and of an empty file, as `mktemp` makes them."""
+    if not path.is_file():  # a device, a pipe
+        return False
     about = path.stat()
     if about.st_size == 0:
         return True
