@@ -86,14 +86,14 @@ def whatif(
                 report(f"planning with {name}, {vary} at {number:g}")
                 curves[name].append(point_of(each, number))
     check_any_fits([point for points in curves.values() for point in points])
-    if chart is not None:
-        _draw(curves, (vary, options["objective"]), chart)
     document: dict[str, Any] = {
         "vary": vary,
         "objective": options["objective"],
         "curves": {name: [p.to_dict() for p in points] for name, points in curves.items()},
     }
     run_id = _keep(warehouse, document, curves)
+    if chart is not None:
+        _draw(curves, (vary, options["objective"]), chart)
     if as_json:
         print_json(document | ({} if run_id is None else {"run_id": run_id}))
         return
@@ -156,7 +156,8 @@ def _draw(curves: Curves, labels: tuple[str, str], path: Path) -> None:
     try:
         curve_chart(drawn, path, x_label=labels[0], y_label=labels[1], title="what if")
     except (OSError, ValueError) as error:
-        raise InputError(str(path), f"cannot be drawn: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(str(path), f"cannot be drawn: {reason}") from error
 
 
 def _keep(warehouse: Path, document: Mapping[str, Any], curves: Curves) -> str | None:

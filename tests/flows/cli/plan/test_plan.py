@@ -1,4 +1,5 @@
 import json
+from errno import ENOSPC
 from pathlib import Path
 
 import duckdb
@@ -9,6 +10,7 @@ from tests.flows.cli.conftest import NOW, PLAN, Command
 from warehouse.db import open_warehouse
 from warehouse.details import whatif_rows
 from warehouse.plans import list_plans
+from warehouse.runs import list_runs
 
 WHATIF = (
     *("whatif", "--cluster", "cluster.yaml", "--workload", "workload.yaml"),
@@ -261,6 +263,20 @@ def test_a_plan_that_is_neither_file_nor_stored_is_refused(poolpipe: Command) ->
 def test_a_chart_of_an_unknown_type_is_refused_before_the_plans(poolpipe: Command) -> None:
     vary = ("whatif", *PLAN[1:], "--vary", "slo", "--values", "1")
     assert_refused(poolpipe(*vary, "--chart", "x.zzz"), "x.zzz: cannot be drawn: its type is none")
+
+
+def test_a_curve_that_cannot_be_drawn_is_stored_all_the_same(
+    profiled: Path, poolpipe: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("flows.reporting.plots.curve_chart", full)
+    vary = ("whatif", *PLAN[1:], "--vary", "slo", "--values", "2")
+    ran = poolpipe(*vary, "--chart", "x.svg")
+    assert_refused(ran, "x.svg: cannot be drawn: No space left on device\n")
+    with open_warehouse(profiled / "poolpipe.duckdb", read_only=True) as warehouse:
+        assert [row["kind"] for row in list_runs(warehouse)] == ["whatif"]
 
 
 @pytest.mark.long
