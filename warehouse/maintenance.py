@@ -14,6 +14,7 @@ import duckdb
 
 from triton_backend.contract.errors import InputError
 from warehouse.db import Warehouse, open_warehouse
+from warehouse.profiles import stale_blocks
 
 PRUNED = (
     "model_minutes",
@@ -93,6 +94,8 @@ def snapshot(warehouse: Warehouse, target: Path) -> None:
 
 def _is_snapshot(path: Path) -> bool:
     """True of a read-only file of DuckDB, and of an empty file, as `mktemp` makes them."""
+    if not path.is_file():  # a device, a pipe
+        return False
     about = path.stat()
     if about.st_size == 0:
         return True
@@ -128,16 +131,19 @@ def prune(warehouse: Warehouse, before: datetime, served: str | None = None) -> 
     """Forget minutes, columns of runs, replaced cells, rollouts and their plans; rows per kind.
 
     All that is older than an instant. Results of runs, figures, every newest cell, the newest
-    rollouts and plans that are in force, named by what stays, or were never rolled out stay. The
-    file shrinks when it is compacted.
+    rollouts and plans that are in force, named by what stays, or were never rolled out stay. So do
+    all cells of a class with blocks of two builds, which the replaced ones tell apart. The file
+    shrinks when it is compacted.
 
     Args:
         warehouse: open for writing.
         before: the instant.
         served: the plan in force, which a server may have begun with; None: nothing is served.
     """
-    parameters = {"plans": [before, served]}
     with warehouse.transaction():
+        keys = [row["model_key"] for row in warehouse.rows("SELECT DISTINCT model_key FROM cells")]
+        mixed = [[key, gpu_class] for key in keys for gpu_class in stale_blocks(warehouse, key)]
+        parameters = {"plans": [before, served], "cells": [before, mixed]}
         return {
             kind: len(warehouse.query(f"prune_{kind}", parameters.get(kind, [before])))
             for kind in PRUNED

@@ -65,14 +65,22 @@ def say(*, quiet: bool) -> Report:
 
 
 class _AsNotes(logging.Handler):
+    """Each kernel on a terminal, else one line for all."""
+
+    said = False
+
     def emit(self, record: logging.LogRecord) -> None:
-        note(record.getMessage())
+        if sys.stderr.isatty():
+            note(record.getMessage())
+        elif not self.said:
+            self.said = True
+            note("compiling kernels, once per machine")
 
 
 def note_compiling() -> None:
-    """Name on a terminal each kernel that is compiled, which takes up to a minute, once."""
+    """Say that kernels are compiled, which takes up to a minute, once."""
     log = logging.getLogger("triton_backend.scheduler.compiled")  # not imported: numba takes long
-    if sys.stderr.isatty() and not log.handlers:
+    if not log.handlers:
         log.setLevel(logging.INFO)
         log.addHandler(_AsNotes())
 

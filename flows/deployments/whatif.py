@@ -19,7 +19,7 @@ from flows.files import read_cluster, read_workload
 from flows.planning import PlanOptions
 from flows.planning.options import CommonOptions
 from flows.planning.stored_sweeps import keep_sweep, situation_of
-from flows.planning.sweep import Point, Situation, varied, what_if
+from flows.planning.sweep import Point, Situation, check_any_fits, varied, what_if
 from triton_backend.contract.errors import InputError
 
 
@@ -61,6 +61,7 @@ def whatif(parameters: WhatIfParameters) -> dict[str, Any]:
     for each in situations.values():
         varied(each, parameters.vary, parameters.values)
     curves = sweep.with_options(task_runner=runner)(situations, parameters)
+    check_any_fits([point for points in curves.values() for point in points])
     rows = [
         {"planner": name, parameters.vary: p.value, "objective": p.objective, "why not": p.reason}
         for name, points in curves.items()

@@ -35,7 +35,10 @@ class Situation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One value and the plan it leads to; `reason` says why there is none."""
+    """One value and the plan it leads to; `reason` says why there is none.
+
+    `bad_input`: the planner does not plan such inputs at all.
+    """
 
     value: float
     objective: float | None = None
@@ -46,10 +49,12 @@ class Point:
     plan_id: str | None = None
     solve_seconds: float | None = None
     reason: str | None = None
+    bad_input: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Plain form: one row."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        names = (name for name in self.__slots__ if name != "bad_input")
+        return {name: getattr(self, name) for name in names}
 
 
 def varied(situation: Situation, vary: str, values: Sequence[float]) -> list[Situation]:
@@ -79,18 +84,14 @@ def what_if(situation: Situation, vary: str, values: Sequence[float]) -> list[Po
     """One point per value, in the order given.
 
     Raises:
-        InputError: as `varied`, before anything is planned; or the planner refuses the inputs.
+        InputError: as `varied`, before anything is planned.
     """
     each = varied(situation, vary, values)
     return [point_of(one, value) for one, value in zip(each, values, strict=True)]
 
 
 def point_of(situation: Situation, value: float) -> Point:
-    """The plan of the inputs that a value gives.
-
-    Raises:
-        InputError: the planner refuses the inputs.
-    """
+    """The plan of the inputs that a value gives, or why there is none."""
     try:
         plan = make_plan(
             situation.profiles,
@@ -99,8 +100,9 @@ def point_of(situation: Situation, value: float) -> Point:
             situation.options,
             interference=situation.interference,
         )
-    except InfeasibleError as error:
-        return Point(value=value, reason=str(error))
+    except InputError as error:
+        bad_input = not isinstance(error, InfeasibleError)
+        return Point(value=value, reason=str(error), bad_input=bad_input)
     return Point(
         value=value,
         objective=plan.objective.value,
@@ -111,6 +113,17 @@ def point_of(situation: Situation, value: float) -> Point:
         plan_id=plan.plan_id,
         solve_seconds=plan.solve_seconds,
     )
+
+
+def check_any_fits(points: Sequence[Point]) -> None:
+    """Check that some planner plans the inputs that some value gives.
+
+    Raises:
+        InputError: none does; the reason of the first point.
+    """
+    if all(point.bad_input for point in points):
+        where, _, reason = str(points[0].reason).partition(": ")
+        raise InputError(where, reason)
 
 
 def _gpus(situation: Situation, gpu_class: str, value: float) -> Situation:

@@ -19,6 +19,7 @@ from triton_backend.contract.profiles import ModelProfile, ProfileKey, loaded
 from triton_backend.contract.shares import LOADED, WHOLE_GPU
 from triton_backend.contract.tensors import TensorSpec
 from warehouse.db import Warehouse, WarehouseInUseError, open_warehouse
+from warehouse.maintenance import prune
 from warehouse.plans import add_plan, read_plan
 from warehouse.profiles import (
     CellRecord,
@@ -164,6 +165,20 @@ def test_blocks_that_an_interrupted_profile_left_on_another_build_are_named(
 ) -> None:
     warnings = [] if stale is None else [MIXED.format(stale)]
     assert stale_after(store, *BOTH, *since) == warnings
+
+
+def test_blocks_of_two_builds_are_named_after_pruning_until_they_are_measured(
+    store: Warehouse,
+) -> None:
+    """Older measurements alone tell that the blocks left are of two builds."""
+    named = [MIXED.format(1)]
+    assert stale_after(store, *BOTH, (0, "new")) == named
+    prune(store, NOW + timedelta(days=1))
+    assert read_profile(store, "m")[1] == named
+    add_cells(store, "k1", of_block(1, "new"), NOW + timedelta(days=2))
+    assert prune(store, NOW + timedelta(days=3))["cells"]
+    assert read_profile(store, "m")[1] == []
+    assert not prune(store, NOW + timedelta(days=3))["cells"]
 
 
 def test_a_profile_with_gaps_names_the_build_that_was_not_finished(store: Warehouse) -> None:

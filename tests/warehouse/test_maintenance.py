@@ -1,3 +1,4 @@
+import os
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -196,6 +197,14 @@ def test_a_snapshot_takes_the_place_of_an_empty_file(store: Warehouse, tmp_path:
     snapshot(store, target)
     with open_warehouse(target, read_only=True) as copy:
         assert check(copy) == []
+
+
+def test_a_pipe_or_device_is_no_snapshot_and_stays(store: Warehouse, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(InputError, match=r"pipe: is there already and is no snapshot$"):
+        snapshot(store, pipe)
+    assert pipe.is_fifo()
 
 
 def test_places_that_cannot_be_written_are_said_in_words(store: Warehouse, tmp_path: Path) -> None:

@@ -145,7 +145,10 @@ def _free_ports(base_port: int, taken: Iterable[int]) -> Iterator[int]:
 
 
 def render_settings(folder: Path, plan: Plan, options: ServeOptions) -> ServeSettings:
-    """Begin a serve folder again: settings with a fresh instance name and token, no models."""
+    """Begin a serve folder again: settings with a fresh instance name and token, no models.
+
+    What a system left in the folder is removed.
+    """
     return _begin(ServeSettings.begin(folder, plan, options))
 
 
@@ -178,6 +181,8 @@ def gateway_folders(folder: Path) -> tuple[Path, ...]:
 
 def render_repository(folder: Path, plan: Plan, options: ServeOptions) -> ServeSettings:
     """A whole serve folder for a plan, to be started by `admin.start`; its settings.
+
+    Repositories, generations and files of processes that a system left in the folder are removed.
 
     Raises:
         InputError: a model's name cannot be a Triton model's, or is that of one beside the plan; a

@@ -66,7 +66,7 @@ def whatif(
     """Vary one input of a plan and draw the curve."""
     from flows.files import check_writable
     from flows.planning import PlanOptions
-    from flows.planning.sweep import point_of, varied
+    from flows.planning.sweep import check_any_fits, point_of, varied
 
     check_writable(chart, makes_folders=True)
     if chart is not None:
@@ -85,14 +85,15 @@ def whatif(
             for number, each in zip(numbers, varieties, strict=True):
                 report(f"planning with {name}, {vary} at {number:g}")
                 curves[name].append(point_of(each, number))
-    if chart is not None:
-        _draw(curves, (vary, options["objective"]), chart)
+    check_any_fits([point for points in curves.values() for point in points])
     document: dict[str, Any] = {
         "vary": vary,
         "objective": options["objective"],
         "curves": {name: [p.to_dict() for p in points] for name, points in curves.items()},
     }
     run_id = _keep(warehouse, document, curves)
+    if chart is not None:
+        _draw(curves, (vary, options["objective"]), chart)
     if as_json:
         print_json(document | ({} if run_id is None else {"run_id": run_id}))
         return
@@ -155,7 +156,8 @@ def _draw(curves: Curves, labels: tuple[str, str], path: Path) -> None:
     try:
         curve_chart(drawn, path, x_label=labels[0], y_label=labels[1], title="what if")
     except (OSError, ValueError) as error:
-        raise InputError(str(path), f"cannot be drawn: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(str(path), f"cannot be drawn: {reason}") from error
 
 
 def _keep(warehouse: Path, document: Mapping[str, Any], curves: Curves) -> str | None:

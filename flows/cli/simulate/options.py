@@ -179,7 +179,7 @@ class OfferedRun(ServedRun):
         typer.Option(
             "--trace-as-is",
             rich_help_panel=_TRACES,
-            help="Send requests at the times of the trace, unscaled, with its columns "
+            help="Send requests at the times of the trace, once and unscaled, with its columns "
             "deadline_ms, samples and entry.",
         ),
     ] = False

@@ -439,7 +439,8 @@ def bring_plans(
         if not known:
             continue
         before = guide.in_force
-        plan = guide.next_plan()
+        # A plan that could not be asked for is not made either.
+        plan = None if refusals.holds(None, guide.now_s) else guide.next_plan()
         if plan is not None and refusals.holds(plan, guide.now_s):
             guide.failed()
             plan = None

@@ -29,13 +29,14 @@ class Refusals:
     wait_s: float = 0.0
     again_s: float | None = None
 
-    def holds(self, plan: Plan, now_s: float) -> bool:
-        """True if a plan is not to be asked for now."""
+    def holds(self, plan: Plan | None, now_s: float) -> bool:
+        """True if a plan, or whichever would be made (None), is not to be asked for now."""
         if not self.reason:
             return False
         if self.again_s is None:
             self.again_s = now_s + self.wait_s
-        return now_s < self.again_s and (plan.plan_id in self.plan_ids or len(self.plan_ids) > 1)
+        known = plan is not None and plan.plan_id in self.plan_ids
+        return now_s < self.again_s and (known or len(self.plan_ids) > 1)
 
     def refused(self, plan: Plan, reason: str) -> float:
         """Note a refusal; seconds after which the plan is asked for again."""

@@ -71,6 +71,8 @@ class Steering:
             the largest first.
         unfit: rates of the entries that were, at the last planning.
         plan_s: what each planning took.
+        last: what was planned for last, and the plan of that, or why there is none: the same
+            demands, looked at again, cost no planning.
     """
 
     planner: Planner
@@ -85,6 +87,7 @@ class Steering:
     came_in: Mapping[tuple[str, str], float] | None = None
     unfit: Mapping[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
     plan_s: list[float] = field(default_factory=list[float])
+    last: tuple[object, Plan | InfeasibleError] = (None, InfeasibleError("demands", "none yet"))
 
     def next_plan(self, demands: Sequence[Demand], now_s: float) -> Plan | None:
         """The plan to be brought into force now; None where the one in force stays.
@@ -96,6 +99,7 @@ class Steering:
         if now_s - self.changed_s < PAUSE_S:
             return None
         if self.exceeded(demands, kept):
+            self.changed_s = now_s  # also where there is no plan
             return self._changed(self._planned(kept), now_s)
         if now_s - self.looked_s < LOOK_S:
             return None
@@ -190,9 +194,30 @@ class Steering:
         Raises:
             InfeasibleError: what comes in does not fit, or it is not known what does.
         """
-        watch = Stopwatch()
         entries = entries_of(demands, self.came_in or {})
         doubtful = self._doubtful(entries)
+        asked = entries, doubtful, self.in_force.plan_id
+        if asked != self.last[0]:
+            try:
+                self.last = asked, self._planned_without(entries, doubtful)
+            except InfeasibleError as error:
+                self.last = asked, error
+        outcome = self.last[1]
+        if isinstance(outcome, InfeasibleError):
+            raise outcome.with_traceback(None)
+        return outcome
+
+    def _planned_without(
+        self,
+        entries: Mapping[str, Sequence[Entry]],
+        doubtful: Sequence[tuple[tuple[str, str], float]],
+    ) -> Plan:
+        """A plan for entries, without as few as possible of the doubtful ones.
+
+        Raises:
+            InfeasibleError: it does not fit even without all of them.
+        """
+        watch = Stopwatch()
         # How many of the doubtful ones are left out; so many do not suffice; what was found with so
         # many.
         without, fails, found = 0, -1, None

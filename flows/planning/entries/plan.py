@@ -54,6 +54,7 @@ from flows.planning.registry import (
     Trace,
 )
 from flows.planning.solver.tolerances import ROUNDING
+from flows.planning.watch import BEFORE
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import PlacementRun
 from triton_backend.contract.shares import PER_PERCENT, WHOLE_GPU
@@ -225,14 +226,15 @@ def in_any_phase(rule: Rule, table: ModelTable, inputs: Inputs) -> Solved:
     Then every pool has the vGPUs that its own clients need. Their bound is that of plans by rates
     alone, which hold no more than plans for any phases.
     """
-    by_rates = rule(table, inputs)
     if not table.references_us:
-        return by_rates
+        return rule(table, inputs)
+    by_rates = rule(table, replace(inputs, watch=inputs.watch.part(BEFORE)))
     found: list[Solved] = []
     failed: InfeasibleError | None = None
-    for period_us in table.references_us:
+    for number, period_us in enumerate(table.references_us):
+        part = inputs.watch.part(1 / (len(table.references_us) - number))
         try:
-            solved = rule(in_periods_of(table, period_us), replace(inputs, prove=False))
+            solved = rule(in_periods_of(table, period_us), replace(inputs, prove=False, watch=part))
             found.append(replace(solved, pooled=fitted(solved.pooled, table)))
         except InfeasibleError as error:
             failed = error

@@ -69,7 +69,7 @@ def cheapest(
         if len(alike(field)) == len(np.unique(field.block)):
             ways = _ways_of_fewer(field, watch.part(BEFORE), gap=gap, step=step)
         else:  # the best groups take too long
-            ways = opened_ways(field)
+            ways = opened_ways(field, watch.part(BEFORE))
         limits = Limits(
             relative_gap=CLOSE,
             nodes=_WAY_NODES,

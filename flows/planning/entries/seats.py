@@ -31,6 +31,7 @@ from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer
 from flows.planning.solver.tolerances import ROUNDING
+from flows.planning.watch import Watch
 
 _WEIGHTS = (0.01, 0.03, 0.05, 0.125, 0.25, 0.5)  # of a vGPU that is spare, in the choice of ways
 _NEARLY = 0.05  # above the least, where items still count for a way
@@ -187,8 +188,8 @@ def _cover(build: ProgramBuilder, limit: Floats, time: Floats, seats: Ints) -> b
 # Many entries
 
 
-def opened_ways(field: GroupingProblem) -> set[SeatRoute]:
-    """Ways for many items.
+def opened_ways(field: GroupingProblem, watch: Watch) -> set[SeatRoute]:
+    """Ways for many items; few or none where the time is over.
 
     These are few shared stages at which items' parts and a part of a vGPU of every stage cost
     least, opened one by one, and few alignment stages before each of them, chosen alike.
@@ -196,6 +197,8 @@ def opened_ways(field: GroupingProblem) -> set[SeatRoute]:
     parts = field.parts()
     ways: set[SeatRoute] = set()
     for weight in _WEIGHTS:
+        if watch.over():
+            break
         roots, lowest = _opened(parts, weight * field.root_price)
         for root in roots:
             able = parts[root] <= lowest * (1 + _NEARLY)
@@ -215,13 +218,18 @@ def _opened(cost: Floats, fixed: Floats) -> tuple[list[int], Floats]:
     cost = np.minimum(cost, far)
     lowest = np.full(cost.shape[1], far)
     chosen: list[int] = []
+    gain = np.maximum(lowest - cost, 0.0).sum(axis=1) - fixed
+    known = np.ones(len(gain), dtype=np.bool_)  # gains only fall, so that an older one is a bound
     while True:
-        gain = np.maximum(lowest - cost, 0.0).sum(axis=1) - fixed
         best = int(gain.argmax())
         if gain[best] <= 0:
             return chosen, lowest
-        chosen.append(best)
-        np.minimum(lowest, cost[best], out=lowest)
+        if known[best]:
+            chosen.append(best)
+            np.minimum(lowest, cost[best], out=lowest)
+            known[:] = False
+        gain[best] = np.maximum(lowest - cost[best], 0.0).sum() - fixed[best]
+        known[best] = True
 
 
 def _ways(field: GroupingProblem, root: int, items: Ints, weight: float) -> set[SeatRoute]:

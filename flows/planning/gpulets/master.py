@@ -221,11 +221,15 @@ class PatternPricer:
 class Master:
     """Patterns of all classes, and the best of them for any demand."""
 
-    def __init__(self, tables: Tables) -> None:
-        """Enumerate what parts of GPUs may do."""
+    def __init__(self, tables: Tables, watch: Watch | None = None) -> None:
+        """Enumerate what parts of GPUs may do.
+
+        Raises:
+            InfeasibleError: the time is over before all is known.
+        """
         self.tables = tables
         self.patterns = [
-            Patterns(tables, number) for number, c in enumerate(tables.classes) if c.gpus
+            Patterns(tables, number, watch) for number, c in enumerate(tables.classes) if c.gpus
         ]
 
     def of_class(self, number: int) -> Patterns:

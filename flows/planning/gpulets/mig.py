@@ -125,13 +125,14 @@ class SlicePricer:
 class SliceMaster(Master):
     """Options of all kinds of slices, and the best of them for any demand."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Tables, watch: Watch | None = None) -> None:
         """Enumerate what slices may do.
 
         Raises:
+            InfeasibleError: the time is over before all is known.
             InputError: parts of a class that is not MIG share memory or slow each other down.
         """
-        super().__init__(tables)
+        super().__init__(tables, watch)
         self._class_of: list[int] = []  # of every kind
         self._parts: list[Parts] = []  # of every option
         rates, kinds = list[Floats](), list[int]()

@@ -214,7 +214,7 @@ def read(inputs: Inputs, trace: Trace) -> OpenSeatProblem:
     if any(seat.felt for seat in seats):
         trace.notes.append("open seats are planned for the most that neighbours may press")
     tables = _with_open(inputs, tables, seats)
-    master = Master(tables)
+    master = Master(tables, inputs.watch)
     return OpenSeatProblem(
         weights=np.array([d.normaliser("throughput") for d in inputs.workload.models]),
         master=master,

@@ -12,7 +12,7 @@ says so.
 Here: all feasible seats of a part with factor 1, as arrays. Factors are `patterns`' matter.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ import numpy as np
 from flows.planning.gpulets.tables import Cell, ClassTable, Tables
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.tolerances import ROUND_OFF_US, ROUNDING
+from flows.planning.watch import Watch
 from triton_backend.contract.shares import mig_cell
 
 MOST_OPTIONS = 100_000  # of one share
@@ -82,33 +83,39 @@ class Options(NamedTuple):
         return found[:, :-1]
 
 
-def options_of(tables: Tables, table: ClassTable, share: int) -> Options:
-    """Every feasible choice of seats for parts of a share."""
+def options_of(tables: Tables, table: ClassTable, share: int, watch: Watch) -> Options:
+    """Every feasible choice of seats for parts of a share.
+
+    Raises:
+        InfeasibleError: the time is over before all are known.
+    """
     cells = {
         model: kept
         for model, cell in table.cells[share].items()
         if (kept := _usable(cell, float(tables.limit_us[model]))) is not None
     }
-    found = _combined(tables, table, share, cells)
-    thinned = sum(one.number for one in found) > MOST_OPTIONS
-    if thinned:
-        on_ladder = {model: _on_ladder(cell) for model, cell in cells.items()}
-        found = _combined(tables, table, share, on_ladder)
-    return Options.joined(found, thinned=thinned)
+    found, number = list[Options](), 0
+    for one in _combined(tables, table, share, cells, watch):
+        found.append(one)
+        number += one.number
+        if number > MOST_OPTIONS:
+            on_ladder = {model: _on_ladder(cell) for model, cell in cells.items()}
+            thinned = list(_combined(tables, table, share, on_ladder, watch))
+            return Options.joined(thinned, thinned=True)
+    return Options.joined(found or [_empty(tables.most_models)])
 
 
 def _combined(
-    tables: Tables, table: ClassTable, share: int, cells: Mapping[int, Cell]
-) -> list[Options]:
+    tables: Tables, table: ClassTable, share: int, cells: Mapping[int, Cell], watch: Watch
+) -> Iterator[Options]:
     """Options of every set of models."""
     slice_ = mig_cell(share)
     alone = slice_ is not None and slice_.processes > 1
-    found = [
-        _seats(tables, table, share, models, [cells[m] for m in models])
-        for count in range(1, (1 if alone else tables.most_models) + 1)
-        for models in combinations(sorted(cells), count)
-    ]
-    return found or [_empty(tables.most_models)]
+    for count in range(1, (1 if alone else tables.most_models) + 1):
+        for models in combinations(sorted(cells), count):
+            if watch.over():
+                raise watch.no_plan()
+            yield _seats(tables, table, share, models, [cells[m] for m in models])
 
 
 def _on_ladder(cell: Cell) -> Cell:

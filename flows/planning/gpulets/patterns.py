@@ -65,13 +65,20 @@ class Pattern:
 class Patterns:
     """All patterns of one class, to be asked at prices."""
 
-    def __init__(self, tables: Tables, number: int) -> None:
-        """Enumerate the options of every share of class `number`."""
+    def __init__(self, tables: Tables, number: int, watch: Watch | None = None) -> None:
+        """Enumerate the options of every share of class `number`.
+
+        Raises:
+            InfeasibleError: the time is over before all are known.
+        """
+        clock = watch or Watch()
         self.tables = tables
         self.number = number
         self.table: ClassTable = tables.classes[number]
         self._shares = sorted(self.table.cells)
-        self.options = {share: options_of(tables, self.table, share) for share in self._shares}
+        self.options = {
+            share: options_of(tables, self.table, share, clock) for share in self._shares
+        }
 
     @cached_property
     def _side(self) -> Side:

@@ -50,7 +50,7 @@ def plan(inputs: Inputs) -> Outcome:
     if inputs.options.minimum_rps:
         raise InputError("option minimum_rps", "gpulets plans weights or rates, no least rates")
     divided = any(table.slices and table.gpus for table in tables.classes)
-    master = SliceMaster(tables) if divided else Master(tables)
+    master = (SliceMaster if divided else Master)(tables, inputs.watch)
     enumerated = watch.seconds()
     answer, promised = solve(master, inputs)
     answer.trace.seconds |= {"enumerate": enumerated, "solve": watch.seconds() - enumerated}

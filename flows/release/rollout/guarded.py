@@ -17,11 +17,13 @@ import json
 import os
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from flows.clock import Stopwatch, now_utc
 from flows.planning.verify.numbers import verify_plan
-from flows.progress import Say, quiet
+from flows.progress import Say, quiet, say_on_stderr
 from flows.release.artifacts import with_artifacts_in_force
 from flows.release.rollout.canary import canary_plans, look_before, watch_canary
 from flows.release.rollout.change import (
@@ -41,6 +43,7 @@ from flows.release.rollout.lock import one_change
 from flows.release.rollout.options import RolloutOptions
 from flows.release.rollout.outcomes import Outcomes, breach_of, looks, read_outcomes
 from flows.release.server.running import ServerError, ServerState, read_state
+from flows.system_metrics import MetricsError
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError, PoolPipeError
 from triton_backend.contract.plan import Plan
@@ -117,6 +120,8 @@ def _roll_out(
     check_beside(settings, plan)
     canaries = canary_plans(in_force, plan, options, settings.gateways)
     check_changes((in_force, *canaries, plan), options, settings.hosts)
+    # Where nothing can be watched, nothing is changed.
+    read_outcomes(read_state(work.state.serve).metrics_urls)
     write_whole(work.state.rollout_under_way, json.dumps(plan.to_dict()))
     rollout = _begin(plan.plan_id, in_force.plan_id, options)
     with work.open() as warehouse:
@@ -129,10 +134,7 @@ def _roll_out(
         # Nothing but this process would ever end a canary.
         if canaries and finish_or_undo_change(work.state.serve).shares_requests:
             reason = str(error) if isinstance(error, Exception) else "interrupted"
-            try:
-                _taken_back(work, rollout, in_force, reason, say)
-            except WarehouseInUseError:  # the next rollout writes down how this one ended
-                change_plan(work.state.serve, in_force)
+            _taken_back(work, rollout, in_force, reason, say)
         raise
 
 
@@ -153,8 +155,6 @@ def _carry_out(
             could not be read, and the plan that is in force then does.
     """
     in_force, *canaries, plan = plans
-    state = read_state(work.state.serve)
-    read_outcomes(state.metrics_urls)  # where nothing can be watched, nothing is changed
     for canary in canaries:
         breach = _canary_step(work, rollout, (in_force, canary), options, say)
         if breach is not None:
@@ -168,8 +168,13 @@ def _carry_out(
         raise _failed(work, rollout, in_force, failure, say)
     if not options.bake_seconds:
         return _end(work, rollout, DONE, "in force, its attainment not observed")
-    before, _ = look_before(state)
-    breach = bake(state, plan, before, options)
+    state = read_state(work.state.serve)
+    try:
+        before, _ = look_before(state)
+        breach = bake(state, plan, before, options)
+    except MetricsError as error:
+        _end(work, rollout, DONE, f"in force, its attainment not observed: {error}")
+        raise
     if breach is None:
         outcome = f"attained its targets for {options.bake_seconds:g} s"
         return _end(work, rollout, DONE, outcome)
@@ -221,7 +226,7 @@ def _failed(
     served = plan_in_force(work.state.serve)
     if not is_same_plan(served, former):
         say(f"  plan {served.plan_id} is in force; putting plan {former.plan_id} back")
-        back = _change_plan(work, rollout, former, say)
+        back = _put_back(work, rollout, former, say)
         served = former if back is None else finish_or_undo_change(work.state.serve)
         if not is_same_plan(served, former):  # the next rollout ends this one
             reason = f"is in force, because the way back failed, too: {back}"
@@ -235,14 +240,26 @@ def _taken_back(
 ) -> RolloutResult:
     """The former plan is in force again, for this reason."""
     say(f"  {breach}; putting plan {former.plan_id} back")
-    _put_back(work, rollout, former, say)
+    failure = _put_back(work, rollout, former, say)
+    if failure is not None:
+        raise failure  # the next rollout asks the running system how far it came
     return _end(work, rollout, ROLLED_BACK, breach)
 
 
-def _put_back(work: Workspace, rollout: Rollout, former: Plan, say: Say) -> None:
-    failure = _change_plan(work, rollout, former, say)
-    if failure is not None:
-        raise failure  # the next rollout asks the running system how far it came
+def _put_back(work: Workspace, rollout: Rollout, former: Plan, say: Say) -> PoolPipeError | None:
+    """Change to the former plan, then record how; what it failed with, if it did.
+
+    Nothing keeps the way back waiting: the warehouse may be in use.
+    """
+    done, failure = list[StepDone](), None
+    try:
+        change_plan(work.state.serve, former, done.append)
+    except PoolPipeError as error:
+        failure = error
+    with suppress(WarehouseInUseError), work.open() as warehouse:
+        for step in done:
+            _record_change(warehouse, rollout, say, step)
+    return failure
 
 
 def _nothing_to_do(plan: Plan) -> RolloutResult:
@@ -258,6 +275,7 @@ def roll_back(work: Workspace, options: RolloutOptions, say: Say = quiet) -> Rol
             known any more, or as `roll_out`.
     """
     with one_change(work.state.change_lock, wait=options.wait):
+        _finish_interrupted(work, say)
         with work.open(read_only=True) as warehouse:
             done = [r for r in list_rollouts(warehouse) if r.state == DONE and r.former_plan_id]
             if not done:
@@ -374,15 +392,7 @@ def _change_plan(
     """Every step recorded when it has ended; what it failed with, if it did."""
     # Open throughout: nothing may make the rollout wait between flush and swap.
     with work.open() as warehouse:
-
-        def record(step: StepDone) -> None:
-            say(f"  {step.step} {step.seconds:.2f} s")
-            detail = f"plan {step.plan_id}, generation {step.generation}"
-            for compared in step.compared:
-                say(f"    {compared}")
-                detail += f"; {compared}"
-            record_step(warehouse, rollout, str(step.step), detail, step.seconds)
-
+        record = partial(_record_change, warehouse, rollout, say)
         try:
             change_plan(work.state.serve, plan, record, options=options)
         except PoolPipeError as error:
@@ -390,10 +400,23 @@ def _change_plan(
     return None
 
 
+def _record_change(warehouse: Warehouse, rollout: Rollout, say: Say, step: StepDone) -> None:
+    say(f"  {step.step} {step.seconds:.2f} s")
+    detail = f"plan {step.plan_id}, generation {step.generation}"
+    for compared in step.compared:
+        say(f"    {compared}")
+        detail += f"; {compared}"
+    record_step(warehouse, rollout, str(step.step), detail, step.seconds)
+
+
 def _end(work: Workspace, rollout: Rollout, state: str, outcome: str) -> RolloutResult:
-    with work.open() as warehouse:
-        end_rollout(warehouse, rollout.rollout_id, state, outcome, now_utc())
-    work.state.rollout_under_way.unlink(missing_ok=True)
+    """How it ended, recorded unless the warehouse is in use."""
+    try:
+        with work.open() as warehouse:
+            end_rollout(warehouse, rollout.rollout_id, state, outcome, now_utc())
+        work.state.rollout_under_way.unlink(missing_ok=True)
+    except WarehouseInUseError as error:
+        say_on_stderr(f"{error}; the next rollout records how this one ended")
     in_force = rollout.plan_id if state == DONE else str(rollout.former_plan_id)
     return RolloutResult(
         rollout_id=rollout.rollout_id, plan_id=in_force, state=state, outcome=outcome

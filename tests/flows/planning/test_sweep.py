@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from flows.planning import PlanOptions, sweep
-from flows.planning.sweep import Situation, what_if
+from flows.planning.sweep import Situation, check_any_fits, what_if
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.applications import Application, Module
 from triton_backend.contract.entries import Entry
@@ -73,6 +73,24 @@ def test_a_value_without_a_plan_says_why() -> None:
     (point,) = what_if(SITUATION, "slo-scale", [1.0])
     assert point.objective is None
     assert "no pipeline" in str(point.reason)
+
+
+def test_inputs_that_a_planner_refuses_cost_their_point_alone() -> None:
+    priced = replace(DEMAND, weight=None, rate_rps=10.0)
+    on = replace(
+        SITUATION,
+        cluster=cluster(fast_hourly_cost=1.0),
+        workload=workload(priced),
+        options=PlanOptions(objective="cost"),
+    )
+    one, both = what_if(on, "classes", [1, 2])
+    assert one.objective == 1.0
+    assert (both.objective, both.bad_input) == (None, True)
+    assert "hourly_cost" in str(both.reason)
+    check_any_fits([one, both])
+    with pytest.raises(InputError, match="hourly_cost") as refused:
+        check_any_fits([both, both])
+    assert str(refused.value) == both.reason
 
 
 @pytest.mark.parametrize(

@@ -332,7 +332,7 @@ def plan(rule: Rule, inputs: Inputs) -> Outcome:
     watch = Stopwatch()
     settled = {"max_models_per_vgpu": 1, "interference": "off"} if rule.fitting else {}
     inputs = inputs.asking(own={**options.own, **settled})
-    master = Master(read_tables(inputs))
+    master = Master(read_tables(inputs), inputs.watch)
     if rule.whole and WHOLE_GPU not in master.patterns[0].options:
         raise InputError(f"gpu_classes.{used[0].name}", "sbp needs whole GPUs, 100 % is not listed")
     greedy = Greedy(master.patterns[0], rule)

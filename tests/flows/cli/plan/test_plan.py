@@ -1,4 +1,5 @@
 import json
+from errno import ENOSPC
 from pathlib import Path
 
 import duckdb
@@ -9,6 +10,7 @@ from tests.flows.cli.conftest import NOW, PLAN, Command
 from warehouse.db import open_warehouse
 from warehouse.details import whatif_rows
 from warehouse.plans import list_plans
+from warehouse.runs import list_runs
 
 WHATIF = (
     *("whatif", "--cluster", "cluster.yaml", "--workload", "workload.yaml"),
@@ -263,6 +265,20 @@ def test_a_chart_of_an_unknown_type_is_refused_before_the_plans(poolpipe: Comman
     assert_refused(poolpipe(*vary, "--chart", "x.zzz"), "x.zzz: cannot be drawn: its type is none")
 
 
+def test_a_curve_that_cannot_be_drawn_is_stored_all_the_same(
+    profiled: Path, poolpipe: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("flows.reporting.plots.curve_chart", full)
+    vary = ("whatif", *PLAN[1:], "--vary", "slo", "--values", "2")
+    ran = poolpipe(*vary, "--chart", "x.svg")
+    assert_refused(ran, "x.svg: cannot be drawn: No space left on device\n")
+    with open_warehouse(profiled / "poolpipe.duckdb", read_only=True) as warehouse:
+        assert [row["kind"] for row in list_runs(warehouse)] == ["whatif"]
+
+
 @pytest.mark.long
 def test_a_curve_is_planned_drawn_and_stored(profiled: Path, poolpipe: Command) -> None:
     vary = ("whatif", *PLAN[1:], "--vary", "gpus:fast", "--values", "1:3:1")
@@ -278,6 +294,28 @@ def test_a_curve_is_planned_drawn_and_stored(profiled: Path, poolpipe: Command) 
     shown = poolpipe(*vary, "--chart", "curve.svg")
     assert "objective" in shown.out
     assert "<svg" in Path("curve.svg").read_text()
+
+
+@pytest.mark.usefixtures("profiled")
+def test_inputs_that_are_refused_cost_their_points_or_the_sweep_if_there_are_no_others(
+    poolpipe: Command,
+) -> None:
+    given = yaml.safe_load(Path("cluster.yaml").read_text())["gpu_classes"]
+    priced, bare = next(iter(given)), list(given)[1]
+    changed(
+        Path("cluster.yaml"), gpu_classes={**given, priced: {**given[priced], "hourly_cost": 1}}
+    )
+    model = yaml.safe_load(Path("workload.yaml").read_text())["models"][0]
+    model = {name: model[name] for name in ("name", "slo_ms")} | {"rate_rps": 1}
+    changed(Path("workload.yaml"), models=[model])
+    vary = ("whatif", *PLAN[1:], "--vary", "classes", "--objective", "cost", "--values")
+    refused = f"gpu_classes.{bare}.hourly_cost: needed for the objective 'cost'"
+    ran = poolpipe(*vary, "1,2", "--json")
+    assert ran.code == 0, ran.err
+    planned, unpriced = ran.document["curves"]["pool"]
+    assert planned["objective"] >= 1
+    assert (unpriced["objective"], unpriced["reason"]) == (None, refused)
+    assert_refused(poolpipe(*vary, "2"), refused)
 
 
 @pytest.mark.parametrize(

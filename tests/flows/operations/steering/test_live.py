@@ -17,6 +17,7 @@ from flows.operations.steering.policy import (
 from tests.flows.operations.steering.steered import MS, PROBLEM, demand, own_entries, steered
 from triton_backend.contract.errors import PoolPipeError
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.workload import Workload
 
 
 @dataclass(slots=True)
@@ -94,6 +95,37 @@ def test_a_refused_plan_is_asked_for_again_after_waits_that_grow() -> None:
     waits = [after - before for before, after in pairwise(system.asked_at)]
     assert waits == [4, 6, 10]  # looks, two a second, of which every second one plans
     assert len(said) == len(system.asked_at)
+
+
+def counting_plans(steering: Steering) -> list[int]:
+    """Numbers of entries of the plans that a steering has made from now on."""
+    made, planner = list[int](), steering.planner
+
+    def planned(workload: Workload, in_force: Plan) -> Plan:
+        made.append(len(workload.models[0].entries))
+        return planner(workload, in_force)
+
+    steering.planner = planned
+    return made
+
+
+def test_a_plan_that_waits_is_made_once() -> None:
+    system = FakeSystem([[], [demand(2, 60, 20)]], [{("net", "first"): 0}], refuses=99)
+    steering = steered()
+    made = counting_plans(steering)
+    steer_live(steering, system, lambda _: None, steering_of=never_asked, decisions=24)
+    assert len(system.asked_at) == 4
+    assert len(made) == 2  # before the demand, and for it
+
+
+def test_no_plan_is_made_while_all_plans_wait() -> None:
+    """Two plans that were refused for one reason are of another rate of the same demand."""
+    rising = [[], *([demand(2, 60, 20 + look)] for look in range(60))]
+    system = FakeSystem(rising, [{("net", "first"): 0}], refuses=99)
+    steering = steered()
+    made = counting_plans(steering)
+    steer_live(steering, system, lambda _: None, steering_of=never_asked, decisions=60)
+    assert len(made) <= len(system.asked_at) == 5
 
 
 def test_what_nobody_announced_is_counted_even_over_a_gateway_that_was_away() -> None:

@@ -1,5 +1,6 @@
 """When steering makes another plan, and for what."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,8 @@ from flows.operations.steering.policy import (
 from tests.flows.operations.steering.steered import MS, PROBLEM, demand, own_entries, steered
 from tests.flows.planning.entries.entry_cases import cluster
 from triton_backend.contract.errors import InfeasibleError
-from triton_backend.contract.workload import LEAST_RPS
+from triton_backend.contract.plan import Plan
+from triton_backend.contract.workload import LEAST_RPS, Workload
 from triton_backend.simulator.clients.closed_loop import percents
 
 
@@ -37,6 +39,26 @@ def test_a_plan_follows_at_once_for_more_and_for_a_new_cut_and_rests_a_second() 
     assert own_entries(more) == [(0, 99.0)]
     assert steering.next_plan([demand(0, 60, 98)], 3.0) is None  # within the headroom
     assert steering.next_plan([demand(0, 70, 90)], 4.0) is None  # tighter pools serve it
+
+
+def test_demands_that_do_not_fit_are_planned_for_once_a_second_and_the_same_ones_once() -> None:
+    small = replace(PROBLEM, cluster=cluster(gpus=1))
+    steering = steered(small)
+    made, planner = list[float](), steering.planner
+
+    def planned(workload: Workload, in_force: Plan) -> Plan:
+        made.append(workload.models[0].entries[0].rate_rps)
+        return planner(workload, in_force)
+
+    steering.planner = planned
+    for look in range(8):
+        with suppress(InfeasibleError):
+            assert steering.next_plan([demand(0, 60, 50_000)], 0.25 * look) is None
+    assert len(made) == 1
+    for look in range(8, 16):
+        with suppress(InfeasibleError):
+            assert steering.next_plan([demand(0, 60, 50_000 + look)], 0.25 * look) is None
+    assert len(made) == 3
 
 
 def test_a_plan_that_would_save_follows_after_half_a_minute_of_that() -> None:

@@ -8,10 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from flows.clock import Stopwatch
 from flows.planning.entries.phases import fitted, least_vgpus
-from flows.planning.entries.plan import exactly
+from flows.planning.entries.plan import Solved, exactly, in_any_phase
 from flows.planning.entries.pooling import Pooled
-from flows.planning.entries.tables import in_periods_of, read_tables
+from flows.planning.entries.tables import ModelTable, in_periods_of, read_tables
+from flows.planning.registry import Inputs
+from flows.planning.watch import Watch
 from tests.flows.planning.entries.entry_cases import EVEN, Case, case, inputs_of
 
 
@@ -97,6 +100,33 @@ def test_pools_for_their_own_clients_hold_less_than_for_clients_of_one_period(
             assert [key for key, _ in own.pools] == [key for key, _ in solved.pools]
             fewer += own.cost < solved.cost
     assert fewer
+
+
+class Held(Stopwatch):
+    """A clock that stands still until it is set."""
+
+    now_s = 0.0
+
+    def seconds(self) -> float:
+        return self.now_s
+
+
+def test_every_period_has_its_part_of_the_time() -> None:
+    options = replace(EVEN, own={**EVEN.own, "phases": "any"})
+    clock, limits = Held(), list[float]()
+    watch = Watch(limit_s=100.0, _clock=clock)
+    inputs = inputs_of(case(0, 16, rates=(40.0, 90.0)), options, watch=watch)
+    (table,) = read_tables(inputs)
+    count = len(table.references_us)
+    assert count > 1
+
+    def rule(asked: ModelTable, given: Inputs) -> Solved:
+        limits.append(given.watch.limit_s or 0.0)
+        clock.now_s = limits[-1]
+        return exactly(asked, given)
+
+    in_any_phase(rule, table, inputs)
+    assert limits == pytest.approx([25.0 + 75.0 * n / count for n in range(count + 1)])
 
 
 def plans_at_each_period(problem: Case) -> Iterator[tuple[Pooled, Pooled]]:

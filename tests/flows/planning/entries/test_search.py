@@ -7,7 +7,7 @@ from flows.planning.entries import search as module
 from flows.planning.entries.pooling import Pooled, ways_to
 from flows.planning.entries.pricer import Groups
 from flows.planning.entries.search import MOST_ITEMS, cheapest
-from flows.planning.entries.seats import SeatRoute, seated
+from flows.planning.entries.seats import SeatRoute, opened_ways, seated
 from flows.planning.solver.solve import Limits
 from flows.planning.watch import Watch
 from tests.flows.planning.entries.entry_cases import brute_force, by_subsets, case, field_of
@@ -138,6 +138,14 @@ def test_a_search_ends_with_its_time(count: int) -> None:
     )
     assert served(plan) == list(range(count))
     assert 0 < bound <= plan.cost
+
+
+def test_ways_for_many_are_opened_until_time_is_over() -> None:
+    over = Watch()
+    over.stop()
+    field = field_of(case(1, 30, blocks=4, rates=(5, 30)))
+    assert opened_ways(field, Watch())
+    assert opened_ways(field, over) == set()
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -10,6 +10,7 @@ import pytest
 from flows.clock import Stopwatch
 from flows.planning import PlanOptions, make_plan
 from flows.planning.engine.level import halved
+from flows.planning.gpulets import parts
 from flows.planning.gpulets.master import Master
 from flows.planning.gpulets.search import Worths
 from flows.planning.gpulets.tables import read_tables
@@ -309,6 +310,47 @@ def test_too_many_choices_of_batches_are_thinned_and_said(monkeypatch: pytest.Mo
     assert any("the bound is over these" in note for note in thinned.certificate["notes"])
     assert thinned.objective.value <= full.objective.value * (1 + 1e-4)
     assert not any("ladder" in note for note in full.certificate["notes"])
+
+
+def seats_by_call(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Models of each set whose options are enumerated from now on."""
+    sets, name = list[tuple[int, ...]](), "_seats"
+    enumerated = getattr(parts, name)
+
+    def noted(*given: Any) -> Any:
+        sets.append(given[3])
+        return enumerated(*given)
+
+    monkeypatch.setattr(parts, name, noted)
+    return sets
+
+
+def test_no_more_choices_are_enumerated_once_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = case(15, 2, 2, batches=8)
+    sets = seats_by_call(monkeypatch)
+    planned(asked, MODEL)
+    every = len(sets)
+    monkeypatch.setattr(parts, "MOST_OPTIONS", 1)
+    planned(asked, MODEL)
+    assert every < len(sets) - every < 2 * every
+
+
+def test_choices_are_enumerated_until_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, over = case(15, 2, 2, batches=8), Watch()
+    over.stop()
+    sets = seats_by_call(monkeypatch)
+    with pytest.raises(InfeasibleError, match=r"planning: no plan in .* it was ended"):
+        make_plan(
+            asked.profiles,
+            asked.cluster,
+            asked.workload,
+            PlanOptions(planner="gpulets", own={"max_models_per_vgpu": asked.most_models}),
+            watch=over,
+            interference={"G": MODEL},
+        )
+    assert sets == []
 
 
 class Held(Stopwatch):

@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 
+from flows.clock import now_utc
 from flows.release.rollout import canary, change, guarded, outcomes
 from flows.release.rollout.change import PlanChange
 from flows.release.rollout.guarded import (
     DONE,
     FAILED,
+    ROLLED_BACK,
     RolloutOptions,
     bake,
     finish_interrupted,
+    roll_back,
     roll_out,
 )
 from flows.release.rollout.outcomes import breach_of, outcomes_of
@@ -35,7 +38,9 @@ from triton_backend.contract.plan import Plan
 from triton_backend.contract.transition.steps import steps
 from triton_backend.runtimes.stage_tensors import complete_tensors
 from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
+from warehouse.db import WarehouseInUseError
 from warehouse.observations import list_rollouts
+from warehouse.plans import add_plan
 
 PLAN = two_stages()
 NAME = PLAN.models[0].name
@@ -242,6 +247,120 @@ def test_what_is_refused_before_anything_runs_is_recorded_nowhere(
         assert list_rollouts(warehouse) == []
     assert not work.state.rollout_under_way.exists()
     assert system.plans == [served]
+
+
+class Followed(Overloaded):
+    """A system that changes plans at once, and may be watched or not."""
+
+    def change(self, folder: Path, following: Plan, *given: object, **options: object) -> None:
+        del folder, given, options
+        self.plans.append(following)
+
+
+@pytest.fixture
+def followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Followed:
+    system = Followed(verified(plan(affine(tmp_path / "artifacts"), plan_id="served")))
+    system_in_memory(system, monkeypatch)
+    monkeypatch.setattr(guarded, "change_plan", system.change)
+    for name, value in (("read_outcomes", {}), ("look_before", ({}, {})), ("bake", None)):
+        monkeypatch.setattr(guarded, name, giving(value))
+    return system
+
+
+def raising(error: BaseException) -> Callable[..., object]:
+    """A function that raises this, whatever it is asked."""
+
+    def raised(*_: object) -> object:
+        raise error
+
+    return raised
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Workspace:
+    return Workspace(state=ProjectState(home=tmp_path), warehouse=tmp_path / "w.duckdb")
+
+
+def stored(work: Workspace, given: Plan) -> Plan:
+    with work.open() as warehouse:
+        add_plan(warehouse, given, now_utc())
+    return given
+
+
+def rollouts(work: Workspace) -> list[tuple[str, str, str | None]]:
+    with work.open(read_only=True) as warehouse:
+        return [(each.plan_id, each.state, each.outcome) for each in list_rollouts(warehouse)]
+
+
+GONE = "no metrics from h"
+
+
+def test_where_metrics_cannot_be_read_nothing_begins(
+    followed: Followed, project: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with project.open():
+        pass
+    monkeypatch.setattr(guarded, "read_outcomes", raising(MetricsError(GONE)))
+    with pytest.raises(MetricsError, match=GONE):
+        roll_out(project, of_stages(followed.plans[0], artifact="other"), OPTIONS)
+    assert [each.plan_id for each in followed.plans] == ["served"]
+    assert rollouts(project) == []
+    assert not project.state.rollout_under_way.exists()
+
+
+@pytest.mark.parametrize("call", ["look_before", "bake"])
+def test_a_plan_that_was_not_watched_is_recorded_as_that(
+    followed: Followed, project: Workspace, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    monkeypatch.setattr(guarded, call, raising(MetricsError(GONE)))
+    with pytest.raises(MetricsError, match=GONE):
+        roll_out(project, of_stages(followed.plans[0], artifact="other"), OPTIONS)
+    assert rollouts(project) == [("new", DONE, f"in force, its attainment not observed: {GONE}")]
+    assert not project.state.rollout_under_way.exists()
+
+
+def test_a_breach_is_answered_before_the_warehouse_is_asked_for(
+    followed: Followed,
+    project: Workspace,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The next rollout records how this one ended."""
+    free = Workspace.open
+
+    def held(*_: object, **__: object) -> object:
+        raise WarehouseInUseError("w.duckdb", "is in use by another process")
+
+    def breach(*_: object) -> str:
+        monkeypatch.setattr(Workspace, "open", held)
+        return "net attains 50.00%"
+
+    monkeypatch.setattr(guarded, "bake", breach)
+    result = roll_out(project, of_stages(followed.plans[0], artifact="other"), OPTIONS)
+    assert [each.plan_id for each in followed.plans] == ["served", "new", "served"]
+    assert (result.state, result.plan_id) == (ROLLED_BACK, "served")
+    said = "w.duckdb: is in use by another process; the next rollout records how this one ended\n"
+    assert capsys.readouterr().err == said
+    monkeypatch.setattr(Workspace, "open", free)
+    assert finish_interrupted(project).plan_id == "served"
+    ((plan_id, state, outcome),) = rollouts(project)
+    assert (plan_id, state) == ("new", FAILED)
+    assert "plan served is in force" in str(outcome)
+
+
+def test_rolling_back_begins_at_a_rollout_that_was_cut_off(
+    followed: Followed, project: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = stored(project, followed.plans[0])
+    monkeypatch.setattr(guarded, "plan_served_before", giving(None))
+    second = of_stages(served, "second", artifact="other")
+    assert roll_out(project, second, OPTIONS).state == DONE
+    monkeypatch.setattr(guarded, "bake", raising(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        roll_out(project, of_stages(served, "third", artifact="another"), OPTIONS)
+    monkeypatch.setattr(guarded, "bake", giving(None))
+    assert roll_back(project, OPTIONS).plan_id == "second"
+    assert followed.plans[-1].plan_id == "second"
 
 
 NOT_READY = "workers of plan after are not ready"
