@@ -36,6 +36,9 @@ from flows.planning.solver.tolerances import SOLVED
 from flows.planning.watch import BEFORE, Watch
 
 MOST_ITEMS = 400  # in which plans are sought one by one; of more, half as many stand for all
+_MOST_UNLIKE = (
+    40  # of several rates, whose groups are soon known; of more, those of parts come first
+)
 CLOSE = 2e-3  # of the bound, where generating columns ends
 _WAYS, _WAY_NODES = 60, 200  # of a plan beside those of plans known, and nodes
 _MOST_WAYS = 300  # of all plans up to a cost, to prove that there is none, or to find one
@@ -123,6 +126,20 @@ def _ways_of_fewer(
     return search.ways | search.used or ways_of(fewer, _alone(fewer))
 
 
+def _parts(field: GroupingProblem) -> list[list[int]]:
+    """Items in parts of alike ones: every so many-th of a start, and one at least."""
+    count = math.ceil(len(field.items) / _MOST_UNLIKE)
+    starts = [np.flatnonzero(field.block == block) for block in np.unique(field.block)]
+    return [
+        [
+            item
+            for items in starts
+            for item in (items[number::count] if number < len(items) else items[:1]).tolist()
+        ]
+        for number in range(count)
+    ]
+
+
 def _fewer(field: GroupingProblem, each: int) -> GroupingProblem:
     found: list[EntryClass] = []
     for items in alike(field):
@@ -174,8 +191,11 @@ class _Search:
             enough=self._enough(),
         )
         parts = self.problem.parts().min(axis=0)  # no group costs less than its items' parts
-        relaxed = generation.run(Duals(demand=parts, resource=np.zeros(0)))
+        start = self._of_parts(parts) if self._is_wide() else parts
+        relaxed = generation.run(Duals(demand=start, resource=np.zeros(0)))
         lowest, self.pi = relaxed.bound, relaxed.duals.demand
+        if lowest < (least := float(parts.sum())):
+            lowest, self.pi = least, parts
         if relaxed.mixed is not None and not self.closed(lowest):
             used = np.flatnonzero(relaxed.mixed.counts > SOLVED)
             self.used = ways_of(self.problem, self.pool.columns.take(used).source)
@@ -187,6 +207,31 @@ class _Search:
         if not self.closed(lowest):
             self._seats(lowest)
         return raised(lowest, self.step)
+
+    def _is_wide(self) -> bool:
+        """True if groups of all items at once are not soon known."""
+        count = len(self.problem.items)
+        return count > _MOST_UNLIKE and len(alike(self.problem)) > len(
+            np.unique(self.problem.block)
+        )
+
+    def _of_parts(self, lowest: Floats) -> Floats:
+        """Prices of parts of the items; the plan has the ways that plans of these have.
+
+        Args:
+            lowest: [items] what each costs at least.
+        """
+        prices, ways, bound = lowest.copy(), set[SeatRoute](), float(lowest.sum())
+        parts = _parts(self.problem)
+        for number, own in enumerate(parts):
+            watch = self.watch.part(1 / (len(parts) - number + 1))
+            part = GroupingProblem(self.problem.table, [self.problem.items[n] for n in own])
+            search = _search(part, watch, gap=self.gap, step=self.step)
+            search.run(prove=False)
+            prices[own] = np.maximum(prices[own], search.pi)
+            ways |= search.ways | search.used
+        self._seat(ways, self._limits(bound, _WAY_NODES))
+        return prices
 
     def _cover(self) -> Cover:
         """Every item once; one of a longer limit may have the seat of the next one like it.

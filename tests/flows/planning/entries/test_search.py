@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from flows.planning.entries import search as module
+from flows.planning.entries.groups import GroupingProblem
 from flows.planning.entries.pooling import Pooled, ways_to
 from flows.planning.entries.pricer import Groups
 from flows.planning.entries.search import MOST_ITEMS, cheapest
@@ -69,6 +70,17 @@ def test_what_is_not_proven_is_bounded(prove: bool, rates: tuple[float, ...]) ->
     assert bound <= plan.cost
     assert bound >= 0.85 * plan.cost or not prove
     assert served(plan) == list(range(24))
+
+
+@pytest.mark.long
+def test_entries_of_several_rates_cost_no_more_than_in_parts() -> None:
+    field = field_of(case(6, 100, blocks=6, rates=(5, 12, 30, 60)))
+    parts = [GroupingProblem(field.table, field.items[number::4]) for number in range(4)]
+    found = [cheapest(one, Watch(limit_s=5), gap=0.01, step=5.0, prove=False)[0] for one in parts]
+    plan, bound = cheapest(field, Watch(limit_s=5), gap=0.01, step=5.0, prove=False)
+    assert bound <= plan.cost <= sum(one.cost for one in found)
+    assert bound >= field.parts().min(axis=0).sum() - 1e-6
+    assert served(plan) == list(range(100))
 
 
 @pytest.mark.parametrize("rates", [(30,), (5, 30)])
