@@ -19,7 +19,7 @@ from warehouse.observations import Rollout, begin_rollout
         ((), "takes a plan, --rollback or --status, one of them"),
         (("plan.json", "--rollback"), "one of them"),
         (("plan.json",), "nothing is being served from here"),
-        (("--rollback",), "no finished rollout to go back from"),
+        (("--rollback",), "nothing is being served from here"),
         (("none.json",), "none.json: no such file"),
         (("plan.json", "--dry-run"), "nothing is being served from here"),
         (("--status", "--dry-run"), "--dry-run takes a plan"),

@@ -363,6 +363,14 @@ def test_rolling_back_begins_at_a_rollout_that_was_cut_off(
     assert followed.plans[-1].plan_id == "second"
 
 
+def test_without_a_rollout_there_is_none_to_go_back_from(
+    followed: Followed, project: Workspace
+) -> None:
+    with pytest.raises(InputError, match="no finished rollout to go back from"):
+        roll_back(project, OPTIONS)
+    assert len(followed.plans) == 1
+
+
 NOT_READY = "workers of plan after are not ready"
 BACK_NOT_READY = (
     "because the way back failed, too: workers of plan before-after.2-before.1 are not ready"
