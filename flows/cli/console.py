@@ -78,10 +78,11 @@ class _AsNotes(logging.Handler):
 
 
 def note_compiling() -> None:
-    """Say that kernels are compiled, which takes up to a minute, once."""
+    """Say that kernels are compiled, which takes up to a minute, once; no other handler does."""
     log = logging.getLogger("triton_backend.scheduler.compiled")  # not imported: numba takes long
     if not log.handlers:
         log.setLevel(logging.INFO)
+        log.propagate = False
         log.addHandler(_AsNotes())
 
 

@@ -36,9 +36,7 @@ from flows.planning.solver.tolerances import SOLVED
 from flows.planning.watch import BEFORE, Watch
 
 MOST_ITEMS = 400  # in which plans are sought one by one; of more, half as many stand for all
-_MOST_UNLIKE = (
-    40  # of several rates, whose groups are soon known; of more, those of parts come first
-)
+_MOST_UNLIKE = 40  # of several rates; of more, groups are not soon known, and parts come first
 CLOSE = 2e-3  # of the bound, where generating columns ends
 _WAYS, _WAY_NODES = 60, 200  # of a plan beside those of plans known, and nodes
 _MOST_WAYS = 300  # of all plans up to a cost, to prove that there is none, or to find one
@@ -210,10 +208,8 @@ class _Search:
 
     def _is_wide(self) -> bool:
         """True if groups of all items at once are not soon known."""
-        count = len(self.problem.items)
-        return count > _MOST_UNLIKE and len(alike(self.problem)) > len(
-            np.unique(self.problem.block)
-        )
+        starts = len(np.unique(self.problem.block))
+        return len(self.problem.items) > _MOST_UNLIKE and len(alike(self.problem)) > starts
 
     def _of_parts(self, lowest: Floats) -> Floats:
         """Prices of parts of the items; the plan has the ways that plans of these have.

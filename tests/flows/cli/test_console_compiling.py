@@ -22,8 +22,11 @@ def tripled(number):
     return 3 * number
 """
 
+# A library may log to the console what reaches the root, as Prefect does.
 PROGRAM = """
+import logging
 from flows.cli.console import note_compiling
+logging.basicConfig(level=logging.INFO)
 note_compiling()
 from added import doubled, tripled
 print(doubled(21), doubled(4), tripled(3))
