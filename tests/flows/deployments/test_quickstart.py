@@ -321,8 +321,13 @@ def served_by_another(folder: Path) -> "subprocess.Popen[bytes]":
     arguments = ["start", f"--folder={folder}"]
     words = ["triton_backend.serving.server.tritonserver", *arguments]
     keeper = subprocess.Popen(
-        [sys.executable, "-c", "input()", *words], stdin=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-c", "print(flush=True); input()", *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
     )
+    assert keeper.stdout
+    keeper.stdout.readline()  # as a keeper, it runs before its state file is there
     state = {
         "pid": keeper.pid,
         "triton_pid": keeper.pid,

@@ -82,7 +82,8 @@ def over_http(served: ServerState, version: str) -> float | str:
     """The factor of the version that answered; else the server's words."""
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1.0, 2.0, 3.0]}
     chosen = f"/versions/{version}" if version else ""
-    code, answer = http(served, f"models/{NAME}{chosen}/infer", {"inputs": [tensor]})
+    body = {"inputs": [tensor], "parameters": {"timeout": TIMEOUT_US}}
+    code, answer = http(served, f"models/{NAME}{chosen}/infer", body)
     if code != 200:
         return f"{code} {answer['error']}"
     y = answer["outputs"][0]["data"]
