@@ -3,9 +3,9 @@
 The project is that of `poolpipe quickstart --application ocr`, which is run where the folder has
 none: trained models, CPU classes. Its plan is served and offered shares of its rate, at instants
 that the simulator is given, too. Then, at the first of these loads, the worker that runs the first
-stage of a recogniser is killed; and at the same load another plan takes over, in which all
-recognisers are on fast CPUs. Every answer is compared with that of the same models and steps
-run one after another, without a server.
+stage of a recogniser is killed; and at the same share of the lesser of both rates another plan
+takes over, in which all recognisers are on fast CPUs. Every answer is compared with that of the
+same models and steps run one after another, without a server.
 
     .venv/bin/python scripts/benchmarks/applications/ocr_served.py [--project FOLDER] [--seconds 60]
 """
@@ -148,17 +148,28 @@ class Runs:
         self.end("a worker is killed", load.result(), instants, failures=(away,))
 
     def changed(self, load_factor: float, other: Plan) -> None:
-        """Another plan takes over on the way."""
-        load, instants = self.begin(load_factor)
+        """Another plan takes over on the way, at a share of the rate that both plans carry."""
+        carried = min(1.0, rate_of(other) / rate_of(self._served.plan))
+        load, instants = self.begin(load_factor * carried)
         time.sleep(self._asked.seconds / 3)
         change_plan(self._served.folder, other)
         change = PlanChange(at_s=self._asked.seconds / 2, plan=guarded(other, self._settings))
         self.end("a change of plan", load.result(), instants, changes=(change,))
 
 
-def figures_of(rows: list[dict[str, Any]], rate_rps: float) -> list[Figure]:
+def rate_of(plan: Plan) -> float:
+    """Pages a second that a plan promises."""
+    rate_rps = plan.applications[0].application.rate_rps
+    assert rate_rps is not None, "planning sets it"
+    return rate_rps
+
+
+def figures_of(rows: list[dict[str, Any]], plan: Plan, other: Plan) -> list[Figure]:
     """How far each load lies from its simulation, and what must be nothing."""
-    found = [Figure(name="planned rate", value=rate_rps, unit="pages/s")]
+    found = [
+        Figure(name="planned rate", value=rate_of(plan), unit="pages/s"),
+        Figure(name="planned rate of the other plan", value=rate_of(other), unit="pages/s"),
+    ]
     for row in rows:
         note = (
             f"{row['served']} of {row['offered']} in time, {row['late']} late, {row['dropped']}"
@@ -209,8 +220,7 @@ def main() -> int:
                     runs.plain(load_factor)
                 runs.killed(asked.loads[0])
                 runs.changed(asked.loads[0], other)
-    rate_rps = plan.applications[0].application.rate_rps or 0.0
-    return conclude(asked, "ocr-served", figures_of(runs.rows, rate_rps), {"rows": runs.rows})
+    return conclude(asked, "ocr-served", figures_of(runs.rows, plan, other), {"rows": runs.rows})
 
 
 if __name__ == "__main__":
