@@ -227,6 +227,11 @@ def check_writable(path: Path | None, *, makes_folders: bool = False) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a text file as `write_bytes` does."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
     """Write a file whole or not at all: what was there before stays until the new one is complete.
 
     Raises:
@@ -235,11 +240,11 @@ def write_text(path: Path, text: str) -> None:
     target = path.resolve()
     try:
         if target.exists() and not target.is_file():
-            target.write_text(text, encoding="utf-8")  # a pipe or a device; a folder refuses
+            target.write_bytes(content)  # a pipe or a device; a folder refuses
             return
         with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
             unfinished = Path(scratch) / target.name
-            unfinished.write_text(text, encoding="utf-8")
+            unfinished.write_bytes(content)
             if target.exists():
                 unfinished.chmod(target.stat().st_mode & 0o777)
             unfinished.replace(target)

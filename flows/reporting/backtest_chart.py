@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from flows.reporting.plots import write_figure
 from flows.reporting.svg import BAD, LINE, SOFT, model_colour
-from triton_backend.contract.errors import InputError
 
 INK, GPUS = "#111827", "#0f766e"
 HOURS_PER_TICK = 12
@@ -41,17 +40,6 @@ class BacktestPicture:
     served_percent: Sequence[float]
 
 
-def check_drawable(path: Path) -> None:
-    """Refuse a file whose type matplotlib does not know, before the work.
-
-    Raises:
-        InputError: it is none of those types.
-    """
-    known = sorted(FigureCanvasAgg.get_supported_filetypes())
-    if path.suffix[1:].lower() not in known:
-        raise InputError(str(path), f"cannot be drawn: its type is none of {', '.join(known)}")
-
-
 def draw_backtest(picture: BacktestPicture, path: Path) -> Path:
     """Draw into a file of any type that its name says.
 
@@ -61,7 +49,6 @@ def draw_backtest(picture: BacktestPicture, path: Path) -> Path:
     """
     rows = len(picture.models)
     figure = Figure(figsize=(10, 1.8 * rows + 3.4), layout="constrained")
-    FigureCanvasAgg(figure)
     heights = [1.0] * rows + [1.1, 0.7]
     axes: list[Axes] = list(figure.subplots(rows + 2, 1, sharex=True, height_ratios=heights))
     figure.suptitle(picture.title, x=0.01, ha="left", fontsize=11)
@@ -74,8 +61,7 @@ def draw_backtest(picture: BacktestPicture, path: Path) -> Path:
     axes[-1].set_xlim(picture.hours[0], picture.hours[-1])
     axes[-1].set_xticks(range(int(picture.hours[0]), last + 1, HOURS_PER_TICK))
     axes[-1].set_xlabel("hours since the table begins", fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    write_figure(figure, path, dpi=130)
     return path
 
 

@@ -4,6 +4,7 @@ Not here: backtests over time (`backtest_chart`), charts inside pages (`charts`)
 Figures are drawn without pyplot, so nothing global is touched and no display is needed.
 """
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from flows.files import write_bytes
 from flows.reporting.svg import LINE, SOFT, model_colour
+from triton_backend.contract.errors import InputError
 
 MARKERS = "osD^vPX*"
 
@@ -73,10 +76,33 @@ def _line(axes: Axes, number: int, curve: Curve) -> None:
 
 
 def _save(figure: Figure, axes: Axes, path: Path) -> Path:
-    """Legend, folders, file."""
+    """Legend and file."""
     if axes.get_legend_handles_labels()[1]:
         axes.legend(frameon=False, fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    FigureCanvasAgg(figure)
-    figure.savefig(path, dpi=150)
+    write_figure(figure, path, dpi=150)
     return path
+
+
+def check_drawable(path: Path) -> None:
+    """Refuse a file whose type matplotlib does not know, before the work.
+
+    Raises:
+        InputError: it is none of those types.
+    """
+    known = sorted(FigureCanvasAgg.get_supported_filetypes())
+    if path.suffix[1:].lower() not in known:
+        raise InputError(str(path), f"cannot be drawn: its type is none of {', '.join(known)}")
+
+
+def write_figure(figure: Figure, path: Path, dpi: int) -> None:
+    """Write a figure, of the type that the file's name says, whole or not at all.
+
+    Raises:
+        InputError: the file cannot be written.
+        ValueError: matplotlib does not know the type.
+    """
+    FigureCanvasAgg(figure)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=dpi, format=path.suffix[1:])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, drawn.getvalue())

@@ -278,7 +278,7 @@ def _check_chart(path: Path) -> None:
         InputError: it cannot be written, or nothing draws its type.
     """
     from flows.files import check_writable
-    from flows.reporting.backtest_chart import check_drawable
+    from flows.reporting.plots import check_drawable
 
     check_writable(path, makes_folders=True)
     check_drawable(path)

@@ -70,7 +70,7 @@ def whatif(
 
     check_writable(chart, makes_folders=True)
     if chart is not None:
-        from flows.reporting.backtest_chart import check_drawable
+        from flows.reporting.plots import check_drawable
 
         check_drawable(chart)
     numbers = parse_values(values)
