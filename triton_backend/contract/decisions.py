@@ -34,7 +34,7 @@ class DropReason(IntEnum):
     DEADLINE = 0  # no batch, not even of this request alone, ends by its deadline
     TOO_LARGE = 1  # more samples than any pipeline's batch
     CANCELLED = 2  # the client gave up
-    WORKER_LOST = 3  # its vGPU died and a retry would be late
+    WORKER_LOST = 3  # its vGPU died and a retry would be late, or a second one died running it
     MODEL_REMOVED = 4  # the plan being served does not have the model
     OVERLOAD = 5  # refused at admission: the work before it already fills its time
     QUEUE_FULL = 6  # the front keeps as many requests as it may

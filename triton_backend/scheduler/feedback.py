@@ -39,13 +39,17 @@ from triton_backend.scheduler.tables import (
     KINDS,
     NEEDS_ROOM,
     SETTLED,
+    TASK_LIMIT,
     UPLINK,
     VGPU,
     Tables,
     add_decision,
     interval_of,
+    jobs_of,
 )
 from triton_backend.scheduler.topology import MOST_SEATS
+
+MOST_DEATHS = 2  # vGPUs that die while they run a request before it is dropped
 
 
 @inlined
@@ -183,8 +187,44 @@ def worker_lost(tables: Tables, vgpu: int) -> int:
             continue
         if tables.counts[0]["out"] + tables.offers.shape[1] > len(tables.out):
             return NEEDS_ROOM
+        if _runs(tables, batch, vgpu):
+            _count_death(tables, batch)
         abort(tables, batch)
     return SETTLED
+
+
+@kernel
+def _runs(tables: Tables, batch: int, vgpu: int) -> bool:
+    """True if a batch runs on a vGPU now, as far as reported, alone or in a shared batch."""
+    now = tables.counts[0]["now_us"]
+    for hop in range(tables.batches[batch]["stages"]):
+        if tables.paths[batch, hop] == vgpu:
+            i = interval_of(tables, batch, hop, VGPU)
+            if tables.intervals[i]["shared_batch"] != NONE:
+                i = interval_of(tables, tables.intervals[i]["shared_batch"], 0, VGPU)
+            return (
+                tables.intervals[i]["resource"] != NONE and tables.intervals[i]["start_us"] <= now
+            )
+    return False
+
+
+@kernel
+def _count_death(tables: Tables, batch: int) -> None:
+    """A vGPU died while it ran a batch, whose requests get no third one to run on.
+
+    One of them may end every vGPU that runs it. At the second death their deadline is now, and
+    their policy drops them.
+    """
+    now = tables.counts[0]["now_us"]
+    request = tables.batches[batch]["first"]
+    while request != NONE:
+        row = tables.requests[request]
+        row["deaths"] += 1
+        if row["deaths"] >= MOST_DEATHS:
+            row["deadline_us"] = min(row["deadline_us"], now)
+            if row["job"] != NONE:
+                jobs_of(tables).tasks[request, TASK_LIMIT] = row["deadline_us"]
+        request = row["next"]
 
 
 @kernel

@@ -51,7 +51,7 @@ def new_request(tables: Tables, queue: int, request_id: int, deadline_us: int, s
     request["gather_by_us"] = min(deadline_us, counts["now_us"] + budget_us)
     request["samples"] = samples
     request["sequence"] = counts["requests"]
-    request["retried"] = 0
+    request["retried"] = request["deaths"] = 0
     request["batch"] = request["job"] = NONE
     counts["requests"] += 1
     return slot

@@ -142,6 +142,7 @@ REQUEST = np.dtype(
             "samples",
             "sequence",  # order of arrival; NONE while the slot is free
             "retried",  # a vGPU on its path died
+            "deaths",  # vGPUs that died while they ran it
             "batch",  # batch slot, NONE while queued
             "job",  # job slot, of a task; else NONE
             "next",

@@ -111,6 +111,34 @@ def test_requests_that_a_lost_vgpu_made_late_are_dropped_for_that_reason() -> No
     scheduler.check_invariants()
 
 
+def test_a_request_whose_runs_ended_two_vgpus_is_given_no_third() -> None:
+    """Something in it may end each vGPU that runs it."""
+    scheduler = Scheduler(make_plan([[Own(latency_us=(10_000,), gpus=4)]], slo_us=SLO_US))
+    (first,) = arrive(scheduler, 1)
+    assert isinstance(first, Dispatch)
+    _, second = scheduler.handle(WorkerLost(now_us=1_000, vgpu=first.hops[0].vgpu))
+    assert isinstance(second, Dispatch)
+    abort, drop = scheduler.handle(WorkerLost(now_us=2_000, vgpu=second.hops[0].vgpu))
+    assert isinstance(abort, Abort)
+    assert isinstance(drop, Drop)
+    assert (drop.request_id, drop.reason) == (0, DropReason.WORKER_LOST)
+    scheduler.check_invariants()
+    (other,) = arrive(scheduler, 1, now_us=3_000, first=1)
+    assert isinstance(other, Dispatch)
+
+
+def test_a_request_that_only_waited_for_vgpus_that_died_goes_on() -> None:
+    scheduler = Scheduler(make_plan([[Own(latency_us=(10_000,), gpus=3)]], slo_us=SLO_US))
+    arrive(scheduler, 3)
+    (waits,) = arrive(scheduler, 1, now_us=10, first=3)
+    for now_us in (1_000, 1_010):
+        assert isinstance(waits, Dispatch)
+        assert waits.hops[0].start_us > now_us
+        decided = scheduler.handle(WorkerLost(now_us=now_us, vgpu=waits.hops[0].vgpu))
+        waits = next(d for d in decided if isinstance(d, Dispatch) and d.request_ids == (3,))
+    scheduler.check_invariants()
+
+
 def test_a_vgpu_that_is_back_is_used_again() -> None:
     scheduler = Scheduler(make_plan([[Own(latency_us=(1_000,), gpus=1)]]))
     scheduler.handle(WorkerLost(now_us=0, vgpu=0))

@@ -333,6 +333,18 @@ def test_a_job_that_fits_no_more_after_a_loss_is_dropped_for_that() -> None:
     assert app.outcomes() == {0: "worker_lost"}
 
 
+def test_a_job_whose_task_ended_two_vgpus_is_dropped_for_that() -> None:
+    app = shell(hand_module("a", "m0"), plan=models(1, gpus=3))
+    for job in range(4):
+        app.arrive(0, job, 100 * MS)
+    for now_us in (2, 3):
+        (batch,) = app.batches.values()
+        app.apply(WorkerLost(now_us=now_us, vgpu=batch.hops[0].vgpu))
+    app.run()
+    assert app.outcomes() == dict.fromkeys(range(4), "worker_lost")
+    app.scheduler.check_invariants()
+
+
 def test_a_job_has_one_sample_unless_it_says_otherwise() -> None:
     app = shell(hand_module("a", "m0"))
     arrival = JobArrival(now_us=0, job_id=0, application=0, deadline_us=100 * MS)
