@@ -44,7 +44,7 @@ def draw_backtest(picture: BacktestPicture, path: Path) -> Path:
     """Draw into a file of any type that its name says.
 
     Raises:
-        OSError: it cannot be written.
+        InputError: it cannot be written.
         ValueError: matplotlib does not know the type.
     """
     rows = len(picture.models)

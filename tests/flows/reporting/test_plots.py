@@ -1,7 +1,7 @@
 """Charts are written in the format of the file's suffix, quietly and without a display."""
 
 import resource
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +15,7 @@ CURVE = Curve(label="pool", x=[0.5, 1.0], y=[1.0, 0.9])
 
 
 @contextmanager
-def room_for(size_bytes: int) -> Iterator[None]:
+def room_for(size_bytes: int) -> Generator[None]:
     """Files cannot be larger, as where a disk is full."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
