@@ -5,6 +5,7 @@ DuckDB writes it, which is why it is here.
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import duckdb
@@ -19,7 +20,7 @@ NOTHING = -1  # the value for None in an optional column
 def write_columns(
     path: Path, columns: Mapping[str, NDArray[Any]], optional: Collection[str] = ()
 ) -> None:
-    """Write columns of equal length; an older file is replaced.
+    """Write columns of equal length, whole or not at all; an older file is replaced.
 
     Args:
         path: where to.
@@ -34,17 +35,30 @@ def write_columns(
         f'nullif("{name}", {_nothing(column)}) AS "{name}"' if name in optional else f'"{name}"'
         for name, column in columns.items()
     )
-    where = text_of(path)
+    text_of(path)
+    target = path.resolve()
     with duckdb.connect(":memory:", config=OFFLINE) as connection:
         # DuckDB looks for pandas again at every element of an array of objects: 20 times as slow.
         given = {name: c.astype(str) if c.dtype == object else c for name, c in columns.items()}
         connection.register("given", given)
         try:
-            with interruptible(connection):
-                connection.view("given").project(chosen).write_parquet(where)
-        except duckdb.IOException as error:
-            reason = str(error).splitlines()[0]
+            if target.exists() and not target.is_file():  # a pipe or a device; a folder refuses
+                _write(connection, target, chosen)
+                return
+            with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
+                unfinished = Path(scratch) / target.name
+                _write(connection, unfinished, chosen)
+                if target.exists():
+                    unfinished.chmod(target.stat().st_mode & 0o777)
+                unfinished.replace(target)
+        except (duckdb.IOException, OSError) as error:
+            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
             raise InputError(str(path), f"cannot be written: {reason}") from error
+
+
+def _write(connection: duckdb.DuckDBPyConnection, path: Path, chosen: str) -> None:
+    with interruptible(connection):
+        connection.view("given").project(chosen).write_parquet(text_of(path))
 
 
 def _nothing(column: NDArray[Any]) -> str:

@@ -94,7 +94,8 @@ def _complaint(error: Exception) -> tuple[str, int]:
         return error.format_message(), WRONG_INPUT
     if isinstance(error, OSError):  # a full disk, a read-only folder: not the user's input
         room = f" ({_room()})" if error.errno in FULL else ""
-        return f"{error.filename or 'output'}: {error.strerror or error}{room}", FAILURE
+        where = error.filename2 or error.filename or "output"  # of a copy, the file written
+        return f"{where}: {error.strerror or error}{room}", FAILURE
     if isinstance(error, MemoryError):
         return f"not enough memory: {error}", FAILURE
     return str(error), WRONG_INPUT if isinstance(error, InputError) else FAILURE

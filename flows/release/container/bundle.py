@@ -46,7 +46,7 @@ from triton_backend.contract.plan import Plan
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.runtimes.base import CUDA, MANIFEST_NAME, Artifact
 from triton_backend.runtimes.mig import divide
-from triton_backend.runtimes.stage_tensors import complete_tensors
+from triton_backend.runtimes.stage_tensors import complete_tensors, endpoints
 from triton_backend.serve_folder.line_files import MOST_BYTES
 from triton_backend.serve_folder.repository import (
     FIRST_GENERATION,
@@ -275,6 +275,7 @@ def _variables(
     return {
         "plan_id": plan.plan_id,
         "models": [model.name for model in plan.models],
+        "served": [*endpoints(plan)],
         "options": options,
         "image": options.image or f"{options.name}-serving:{tag}",
         "gateway": f"{options.name}-{GATEWAY}",

@@ -114,8 +114,8 @@ class RolloutOptions:
         metavar="FACTOR",
         panel="Rollout",
     )
-    canary: str = option(
-        "",
+    canary: str | None = option(
+        None,
         help="Let the new plan answer these percents of the requests first, one after the other:"
         " 1,10,50.",
         metavar="SHARE,SHARE",
@@ -173,7 +173,7 @@ class RolloutOptions:
         Raises:
             InputError: what is stated are no ascending percents.
         """
-        if not self.canary:
+        if self.canary is None:
             return ()
         try:
             percents = [float(text) for text in self.canary.split(",")]

@@ -1,5 +1,6 @@
 """Common behaviour of commands: help, exit codes, errors in one line."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import typer.main
 
+from flows.cli import main
 from flows.cli.main import app
 from tests.flows.cli.conftest import PLAN, Command
 from tests.flows.test_system_metrics import answering
@@ -121,6 +123,17 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
     os.close(writer)
     assert done.returncode == 1
     assert done.stderr == ""
+
+
+def test_a_copy_that_finds_no_room_names_the_file_that_was_not_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def copies(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "kept.onnx", None, "bundle/a.onnx")
+
+    monkeypatch.setattr(main, "app", copies)
+    assert main.run(["render"]) == 1
+    assert capsys.readouterr().err.startswith("poolpipe: bundle/a.onnx: No space left on device (")
 
 
 @pytest.mark.slow

@@ -805,6 +805,9 @@ def test_clients_see_applications_and_cuts_and_not_what_only_modules_name(tmp_pa
         repository = made.folder / "nodes" / "gateway" / "repository"
         found = {place.name for place in repository.iterdir()}
         assert found == models | {CONTROL_MODEL, STANDBY_MODEL}
+    assert "\nServes two, both. " in (applied.folder / "README.md").read_text()
+    gateway = (applied.folder / "kubernetes" / "gateway.yaml").read_text()
+    assert ": fronts of two, both, and the scheduler.\n" in gateway
 
 
 def test_engines_of_another_library_are_told(tmp_path: Path) -> None:

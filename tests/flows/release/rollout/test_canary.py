@@ -295,7 +295,22 @@ def test_emulated_models_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["0", "101", "10,1", "10,10", "nan", "inf", "1,,2", "one", "-1", "1;2", "1e-9", "99.99", "1,"],
+    [
+        "",
+        "0",
+        "101",
+        "10,1",
+        "10,10",
+        "nan",
+        "inf",
+        "1,,2",
+        "one",
+        "-1",
+        "1;2",
+        "1e-9",
+        "99.99",
+        "1,",
+    ],
 )
 def test_what_are_no_ascending_percents_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="is no list of ascending percents"):
