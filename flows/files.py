@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import yaml
@@ -33,6 +32,7 @@ from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.workload import Workload
+from warehouse.whole import unfinished
 
 Form = TypeVar("Form", bound="FileForm")
 Made = TypeVar("Made")
@@ -237,17 +237,9 @@ def write_bytes(path: Path, content: bytes) -> None:
     Raises:
         InputError: the file cannot be written.
     """
-    target = path.resolve()
     try:
-        if target.exists() and not target.is_file():
-            target.write_bytes(content)  # a pipe or a device; a folder refuses
-            return
-        with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
-            unfinished = Path(scratch) / target.name
-            unfinished.write_bytes(content)
-            if target.exists():
-                unfinished.chmod(target.stat().st_mode & 0o777)
-            unfinished.replace(target)
+        with unfinished(path) as place:
+            place.write_bytes(content)
     except OSError as error:
         raise InputError(str(path), f"cannot be written: {error.strerror}") from error
 

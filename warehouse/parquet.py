@@ -5,7 +5,6 @@ DuckDB writes it, which is why it is here.
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import duckdb
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from triton_backend.contract.errors import InputError
 from warehouse.db import OFFLINE, interruptible, text_of
+from warehouse.whole import unfinished
 
 NOTHING = -1  # the value for None in an optional column
 
@@ -36,29 +36,16 @@ def write_columns(
         for name, column in columns.items()
     )
     text_of(path)
-    target = path.resolve()
     with duckdb.connect(":memory:", config=OFFLINE) as connection:
         # DuckDB looks for pandas again at every element of an array of objects: 20 times as slow.
         given = {name: c.astype(str) if c.dtype == object else c for name, c in columns.items()}
         connection.register("given", given)
         try:
-            if target.exists() and not target.is_file():  # a pipe or a device; a folder refuses
-                _write(connection, target, chosen)
-                return
-            with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
-                unfinished = Path(scratch) / target.name
-                _write(connection, unfinished, chosen)
-                if target.exists():
-                    unfinished.chmod(target.stat().st_mode & 0o777)
-                unfinished.replace(target)
+            with unfinished(path) as place, interruptible(connection):
+                connection.view("given").project(chosen).write_parquet(text_of(place))
         except (duckdb.IOException, OSError) as error:
             reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
             raise InputError(str(path), f"cannot be written: {reason}") from error
-
-
-def _write(connection: duckdb.DuckDBPyConnection, path: Path, chosen: str) -> None:
-    with interruptible(connection):
-        connection.view("given").project(chosen).write_parquet(text_of(path))
 
 
 def _nothing(column: NDArray[Any]) -> str:
