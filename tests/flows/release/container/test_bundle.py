@@ -334,6 +334,25 @@ def test_a_manifest_with_a_wrong_field_would_be_noticed(bundle: Bundle) -> None:
         kubernetes_validate.validate(item, KUBERNETES[0], strict=True)
 
 
+@pytest.mark.parametrize("kserve", [False, True])
+def test_names_that_yaml_would_read_as_something_else_stay_texts(
+    tmp_path: Path, artifacts: Path, served: Plan, *, kserve: bool
+) -> None:
+    options = ContainerOptions(
+        name="on",
+        namespace="123",
+        image="null",
+        kserve=kserve,
+        serve=ServeOptions(artifacts=artifacts),
+    )
+    made = render_container(served, tmp_path / "bundle", options)
+    for manifest in manifests(made).values():
+        assert manifest["metadata"]["namespace"] == "123"
+        assert manifest["metadata"]["labels"]["app.kubernetes.io/part-of"] == "on"
+    (gpus,) = (name for kind, name in manifests(made) if kind == "StatefulSet" and "fast" in name)
+    assert pod_of(made, gpus)["containers"][0]["image"] == "null"
+
+
 def test_a_node_group_is_placed_on_its_class_with_its_gpus(bundle: Bundle) -> None:
     spec = manifests(bundle)["StatefulSet", "poolpipe-slow"]["spec"]
     pod = spec["template"]["spec"]
@@ -768,7 +787,7 @@ def test_the_readme_says_how_the_image_is_built_and_where_it_must_lie(
     image = "poolpipe-serving:test-plan"
     assert f"docker build -t {image} ." in readme
     assert "`--image REGISTRY/NAME:TAG`" in readme
-    assert f"{image}\n" in (bundle.folder / "compose.yaml").read_text()
+    assert f'"{image}"\n' in (bundle.folder / "compose.yaml").read_text()
     options = ContainerOptions(image="registry.example/team/serving:1", request_gpus=False)
     named = render_container(plan(two_stage()), tmp_path / "named", options)
     text = (named.folder / "README.md").read_text()
