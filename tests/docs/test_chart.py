@@ -101,6 +101,12 @@ def test_the_chart_has_what_stays_when_the_plan_changes(helm: Path) -> None:
     assert not objects(helm, token={"create": False}, podMonitor=off, rules=off, dashboard=off)
 
 
+def test_a_name_that_yaml_would_read_as_a_truth_value_is_a_name(helm: Path) -> None:
+    found = objects(helm, name="on")
+    rules = found["PrometheusRule", "on"]["metadata"]
+    assert rules["labels"] == {"app.kubernetes.io/part-of": "on"}
+
+
 def test_an_operator_that_watches_labelled_objects_alone_finds_them(helm: Path) -> None:
     found = objects(helm, monitorLabels={"release": "monitoring"})
     for kind in ("PodMonitor", "PrometheusRule"):
