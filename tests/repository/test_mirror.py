@@ -10,6 +10,11 @@ PRODUCT = ("flows", "triton_backend", "warehouse", "scripts")
 FILES = [path for path in tracked_files() if path.suffix == ".py"]
 MODULES = {path for path in FILES if path.parts[0] in PRODUCT and path.name != "__init__.py"}
 TESTS = {path for path in FILES if path.parts[0] == "tests" and path.name.startswith("test_")}
+# Of each folder, also of those below it.
+BELOW: dict[Path, list[Path]] = {}
+for each in MODULES:
+    for above in each.parents:
+        BELOW.setdefault(above, []).append(each)
 
 
 def named_in_the_readme() -> set[Path]:
@@ -22,8 +27,8 @@ def named_in_the_readme() -> set[Path]:
 def modules_of(test: Path) -> set[Path]:
     """Modules and packages whose name a test file's name begins with, in the folder it mirrors."""
     folder, name = Path(*test.parts[1:-1]), test.stem.removeprefix("test_")
-    here = {m.relative_to(folder) for m in MODULES if m.is_relative_to(folder)}
-    names = {Path(path.parts[0]).stem.strip("_") for path in here}
+    depth = len(folder.parts)
+    names = {Path(m.parts[depth]).stem.strip("_") for m in BELOW.get(folder, ())}
     return {folder / n for n in names if name == n or name.startswith(f"{n}_")}
 
 

@@ -82,6 +82,8 @@ def words_of(text: str) -> set[str]:
 
 def old_words(text: str) -> Iterator[tuple[int, str]]:
     """Numbers of the lines that hold a word of `NOWHERE`, with the word."""
+    if not words_of(text) & NOWHERE.keys():
+        return
     for number, line in enumerate(text.splitlines(), 1):
         for word in sorted(words_of(line) & NOWHERE.keys()):
             yield number, word

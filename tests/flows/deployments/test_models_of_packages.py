@@ -29,7 +29,7 @@ main()
     ],
 )
 def test_models_are_served_as_their_packages_ship_them(
-    tmp_path: Path, names: tuple[str, ...], shapes: tuple[str, ...]
+    tmp_path: Path, prefect_url: str, names: tuple[str, ...], shapes: tuple[str, ...]
 ) -> None:
     """Every answer is compared with the file's own in ONNX Runtime."""
     project = Project(tmp_path)
@@ -40,6 +40,7 @@ def test_models_are_served_as_their_packages_ship_them(
     done = project.run(
         *("quickstart", "--json", *asked, *project.port_options()),
         poolpipe=(sys.executable, "-c", SMALL),
+        prefect_url=prefect_url,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
