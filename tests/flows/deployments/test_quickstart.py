@@ -55,13 +55,13 @@ small.APPLICATION_BLOCKS, small.MAX_BATCH, small.FAST_STRETCH, small.SLOW_STRETC
 small.LIMITS = MeasureLimits(warm_up=1, min_runs=2, max_runs=2)
 main()
 """
-# Models in one piece, hardly slowed down, with an SLO that a busy machine keeps.
+# Models in one piece, hardly slowed down, few samples, with an SLO that a busy machine keeps.
 SMALLEST_OCR = """
 from flows.cli.main import main
 from flows.preparation.profiling.measure import MeasureLimits
 from flows.quickstart import example_project as small, ocr
 small.OCR_BLOCKS, small.OCR_STRETCHES = dict.fromkeys(small.OCR_BLOCKS, 1), (1.0, 1.5)
-ocr.PAGES, small.APPLICATION_SLO_FACTOR = 2, 100
+ocr.PAGES, ocr.SAMPLE_PAGES, ocr.MOST_SAMPLES, small.APPLICATION_SLO_FACTOR = 2, 2, 4, 100
 small.LIMITS = MeasureLimits(warm_up=1, min_runs=2, max_runs=2)
 main()
 """
@@ -271,7 +271,7 @@ def test_the_plan_that_was_served_can_be_verified(project: Project, first: dict[
 
 
 def test_a_model_with_rows_of_its_own_number_is_refused_before_it_is_measured(
-    project: Project,
+    project: Project, prefect_url: str
 ) -> None:
     path = tiny_models.save(
         project.folder / "found.onnx",
@@ -287,7 +287,8 @@ def test_a_model_with_rows_of_its_own_number_is_refused_before_it_is_measured(
     found = helper.make_tensor_value_info("y", onnx.TensorProto.INT64, ["k", 2])
     model.graph.output[0].CopyFrom(found)
     onnx.save(model, path)
-    done = project.run("quickstart", f"--model={path}", "--slo-ms=500", *project.port_options())
+    asked = (f"--model={path}", "--slo-ms=500", *project.port_options())
+    done = project.run("quickstart", *asked, prefect_url=prefect_url)
     *steps, reason = done.stderr.splitlines()
     assert done.returncode == 2
     assert "not one per sample: serve it in an application" in reason
