@@ -344,6 +344,13 @@ def _check_names(options: PlanOptions, models: set[str], classes: set[str]) -> N
                     f"no GPU class {unknown[0]!r} in the cluster; it has "
                     f"{', '.join(sorted(classes))}",
                 )
+    for model in sorted(models):
+        if not any(options.class_allowed(model, name) for name in classes):
+            raise InputError(
+                "options",
+                f"model {model!r} may use no GPU class of the cluster: allowed and excluded ones"
+                " leave none",
+            )
 
 
 def _usable_types(

@@ -113,6 +113,10 @@ def test_dart_r_needs_two_classes() -> None:
     [
         ({"excluded_classes": {"nobody": ("slow",)}}, "model 'nobody' is not in the workload"),
         ({"excluded_classes": {"*": ("T4",)}}, "no GPU class 'T4' in the cluster; it has fast, sl"),
+        (
+            {"excluded_classes": {"*": ("fast", "slow")}},
+            "model 'net' may use no GPU class of the cluster: allowed and excluded ones leave none",
+        ),
         ({"allowed_classes": {"net": ("fast", "T4")}}, r"allowed_classes.net: no GPU class 'T4'"),
         ({"minimum_rps": {"net": 1e9}}, "minimum_rps.net: 1000000000.0 is not within"),
     ],
