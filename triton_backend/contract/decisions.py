@@ -34,7 +34,7 @@ class DropReason(IntEnum):
     DEADLINE = 0  # no batch, not even of this request alone, ends by its deadline
     TOO_LARGE = 1  # more samples than any pipeline's batch
     CANCELLED = 2  # the client gave up
-    WORKER_LOST = 3  # its vGPU died and a retry would be late, or a second one died running it
+    WORKER_LOST = 3  # its vGPU died and a retry would be late
     MODEL_REMOVED = 4  # the plan being served does not have the model
     OVERLOAD = 5  # refused at admission: the work before it already fills its time
     QUEUE_FULL = 6  # the front keeps as many requests as it may
@@ -43,6 +43,7 @@ class DropReason(IntEnum):
     FAILED = 9  # of a job: a module could not be run; its front hears why by JOB_FAILED
     BEGUN_ANEW = 10  # of a job: what its modules gave is lost, and it arrives once more
     QUOTA = 11  # its client sends more than its quota allows
+    DEADLY = 12  # two vGPUs died while they ran it; it may end each that does
 
     @property
     def text(self) -> str:

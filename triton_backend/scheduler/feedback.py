@@ -37,6 +37,7 @@ from triton_backend.scheduler.tables import (
     BATCH_DONE,
     DOWNLINK,
     KINDS,
+    MOST_DEATHS,
     NEEDS_ROOM,
     SETTLED,
     TASK_LIMIT,
@@ -48,8 +49,6 @@ from triton_backend.scheduler.tables import (
     jobs_of,
 )
 from triton_backend.scheduler.topology import MOST_SEATS
-
-MOST_DEATHS = 2  # vGPUs that die while they run a request before it is dropped
 
 
 @inlined

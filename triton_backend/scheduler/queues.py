@@ -16,10 +16,12 @@ from triton_backend.scheduler.reservations.shared_batches import leave_shared_ba
 from triton_backend.scheduler.reservations.timeline import release
 from triton_backend.scheduler.tables import (
     DEADLINE,
+    DEADLY,
     DISPATCH,
     DROP,
     KINDS,
     MODEL_REMOVED,
+    MOST_DEATHS,
     WORKER_LOST,
     Tables,
     add_decision,
@@ -142,9 +144,11 @@ def remove(tables: Tables, slot: int) -> None:
 @kernel
 def drop(tables: Tables, slot: int, reason: int, finish_us: int) -> None:
     """Take a queued request out for a reason; its slot stays readable until `free_request`."""
-    # It would have ended in time had its vGPU not died.
-    if reason == DEADLINE and tables.requests[slot]["retried"] == 1:
-        reason = WORKER_LOST
+    request = tables.requests[slot]
+    if reason == DEADLINE and request["deaths"] >= MOST_DEATHS:
+        reason = DEADLY
+    elif reason == DEADLINE and request["retried"] == 1:
+        reason = WORKER_LOST  # it would have ended in time had its vGPU not died
     if tables.topology.queues[tables.requests[slot]["queue"]]["model"] == NONE:
         reason = MODEL_REMOVED
     position = 0

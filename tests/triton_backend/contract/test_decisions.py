@@ -20,6 +20,7 @@ def test_numbers_and_texts_stay_as_logs_and_frames_hold_them() -> None:
         9: "failed",
         10: "begun_anew",
         11: "quota",
+        12: "deadly",
     }
 
 

@@ -121,7 +121,7 @@ def test_a_request_whose_runs_ended_two_vgpus_is_given_no_third() -> None:
     abort, drop = scheduler.handle(WorkerLost(now_us=2_000, vgpu=second.hops[0].vgpu))
     assert isinstance(abort, Abort)
     assert isinstance(drop, Drop)
-    assert (drop.request_id, drop.reason) == (0, DropReason.WORKER_LOST)
+    assert (drop.request_id, drop.reason) == (0, DropReason.DEADLY)
     scheduler.check_invariants()
     (other,) = arrive(scheduler, 1, now_us=3_000, first=1)
     assert isinstance(other, Dispatch)

@@ -341,7 +341,7 @@ def test_a_job_whose_task_ended_two_vgpus_is_dropped_for_that() -> None:
         (batch,) = app.batches.values()
         app.apply(WorkerLost(now_us=now_us, vgpu=batch.hops[0].vgpu))
     app.run()
-    assert app.outcomes() == dict.fromkeys(range(4), "worker_lost")
+    assert app.outcomes() == dict.fromkeys(range(4), "deadly")
     app.scheduler.check_invariants()
 
 

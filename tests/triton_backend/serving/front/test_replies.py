@@ -35,6 +35,11 @@ def asking(deadline_us: int) -> Request:
             f"model 'm': the deadline cannot be met: {NUMBERS}",
         ),
         (DropReason.WORKER_LOST, "UNAVAILABLE", f"model 'm': its worker died: {NUMBERS}"),
+        (
+            DropReason.DEADLY,
+            "INTERNAL",
+            "model 'm': two workers died while they ran the request",
+        ),
         (DropReason.CANCELLED, "CANCELLED", "model 'm': the client cancelled the request"),
         (DropReason.MODEL_REMOVED, "UNAVAILABLE", "model 'm' is not in the plan being served"),
         (

@@ -53,6 +53,8 @@ def dropped(model: str, request: Request, body: DropBody, module: str = "") -> R
         )
     if reason is DropReason.MODEL_REMOVED:
         return Refusal("UNAVAILABLE", f"{name} is not in the plan being served")
+    if reason is DropReason.DEADLY:
+        return Refusal("INTERNAL", f"{name}: two workers died while they ran the request")
     slo_ms = us_to_ms(request.deadline_us - request.arrival_us)
     best, kept = "none", ""
     if body.best_finish_us:
