@@ -150,6 +150,7 @@ def test_a_lost_worker_takes_no_answer_with_it(system: LocalSystem, vgpu: int) -
     if vgpu == HEAD:  # requests of the first entry have nowhere to run
         wait_for(lambda: system.status()["workers"]["up"] == len(system.deployment.vgpus) - 1)
         system.start_worker(system.deployment, vgpu)
+        wait_for(lambda: system.status()["workers"]["up"] == len(system.deployment.vgpus))
     assert [m for m in asked.refused() if not is_late(m)] == []
     ridden = counted(system, "shared_batches")
     assert Asked(system).ask(20).refused() == []

@@ -174,9 +174,9 @@ def system_in_memory(system: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("shares", ["", "10"])
+@pytest.mark.parametrize("shares", [None, "10"])
 def test_what_the_plan_before_missed_until_the_swap_is_no_breach_of_the_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shares: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shares: str | None
 ) -> None:
     served = verified(plan(affine(tmp_path / "artifacts"), plan_id="served"))
     system = Overloaded(served)

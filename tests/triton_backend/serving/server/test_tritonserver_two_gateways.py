@@ -269,6 +269,7 @@ def test_the_next_keeper_takes_both_over(folder: Path) -> None:
         os.kill(int(state.data["pid"]), signal.SIGKILL)
         wait_for(lambda: served_without_keeper(folder) is not None)
         take_over(folder)
+        wait_for(lambda: all(read_state(folder).data["servers"]))
         assert [s["triton_pid"] for s in read_state(folder).data["servers"]] == pids
         kill_server(folder, 0)
     wait_for(lambda: is_whole(folder))
