@@ -35,7 +35,7 @@ def write_columns(
         f'nullif("{name}", {_nothing(column)}) AS "{name}"' if name in optional else f'"{name}"'
         for name, column in columns.items()
     )
-    text_of(path)
+    text_of(path)  # a name that is no text is refused as it was given
     with duckdb.connect(":memory:", config=OFFLINE) as connection:
         # DuckDB looks for pandas again at every element of an array of objects: 20 times as slow.
         given = {name: c.astype(str) if c.dtype == object else c for name, c in columns.items()}

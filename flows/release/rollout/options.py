@@ -48,7 +48,7 @@ class RolloutOptions:
         compare_latency: the former plan goes on if one sample takes more than so many times what
             the new plan says.
         canary: percents of the requests of each model that differs, ascending, which the new plan
-            answers beside the former one before it answers all ("1,10,50"); empty: none.
+            answers beside the former one before it answers all ("1,10,50"); None: at once.
         canary_seconds: how long each of those steps lasts.
         canary_requests: how many requests of each model the canary must have taken by then.
         canary_tolerance: by how much the share of its requests that end late, dropped or failed may

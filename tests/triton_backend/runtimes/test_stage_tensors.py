@@ -11,7 +11,7 @@ from tests.triton_backend.serving.served_applications import (
     sized_plan,
     two_stage,
 )
-from tests.triton_backend.serving.shared_plans import with_tail
+from tests.triton_backend.serving.shared.shared_plans import with_tail
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.tensors import TensorSpec

@@ -74,15 +74,15 @@ def test_who_waits_keeps_order_deadline_arrival_and_a_retry() -> None:
     for number, deadline_us in enumerate((30, 10, 20)):
         old.counts[0]["now_us"] = number
         enqueue(old, new_request(old, 0, 100 + number, deadline_us, 1))
-    old.requests[2]["retried"] = 1
+    old.requests[2]["retried"] = old.requests[2]["deaths"] = 1
     done = hand_over(old, numbering, new, ())
     check_invariants(done.tables)
     assert done.left_out == []
-    fields = ["id", "arrival_us", "deadline_us", "retried"]
+    fields = ["id", "arrival_us", "deadline_us", "retried", "deaths"]
     assert done.tables.requests[fields][:3].tolist() == [
-        (100, 0, 30, 0),
-        (101, 1, 10, 0),
-        (102, 2, 20, 1),
+        (100, 0, 30, 0, 0),
+        (101, 1, 10, 0, 0),
+        (102, 2, 20, 1, 1),
     ]
     assert done.tables.requests[int(done.tables.queues[0]["first"])]["id"] == 101
     assert done.tables.counts[0]["now_us"] == 2

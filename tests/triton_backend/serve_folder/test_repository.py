@@ -13,13 +13,13 @@ from tritonclient.grpc import model_config_pb2 as untyped
 from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerError, read_state, status
 from tests.fakes.unequal_shares import example
+from tests.triton_backend.serving.one_name.sized_plans import NAME, SIZES, sized_plan
 from tests.triton_backend.serving.served_applications import (
     application,
     module,
     one_stage,
     with_applications,
 )
-from tests.triton_backend.serving.sized_plans import NAME, SIZES, sized_plan
 from tests.triton_backend.serving.small_plans import model, plan, stage, two_stage
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.triton_backend.serving.versioned_plans import NAME, version_name, versioned_plan
+from tests.triton_backend.serving.one_name.versioned_plans import NAME, version_name, versioned_plan
 from triton_backend.contract.errors import InputError
 from triton_backend.runtimes.stage_tensors import answering, endpoints
 from triton_backend.serve_folder.repository import (

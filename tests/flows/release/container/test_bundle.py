@@ -26,8 +26,8 @@ from tests.fakes.plans import HandModel, hand_plan, hand_stage
 from tests.fakes.slices import slice_plan
 from tests.fakes.unequal_shares import example
 from tests.kubernetes.objects import check_object, pod_of_predictor
+from tests.triton_backend.serving.one_name.sized_plans import NAME, sized_plan
 from tests.triton_backend.serving.served_applications import application, module, with_applications
-from tests.triton_backend.serving.sized_plans import NAME, sized_plan
 from tests.triton_backend.serving.small_plans import BATCH, model, plan, stage, tensor, two_stage
 from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.errors import InputError

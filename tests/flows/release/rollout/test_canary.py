@@ -42,9 +42,9 @@ from flows.workspace import Workspace
 from tests.fakes.applications import hand_application, hand_module, with_applications
 from tests.flows.release.server.test_running import line, server_ports
 from tests.triton_backend.serving.artifacts import FACTOR, OFFSET, affine, write_stage
+from tests.triton_backend.serving.one_name.variant_plans import variant_plan
 from tests.triton_backend.serving.small_plans import plan, tensor, two_stage
 from tests.triton_backend.serving.system import wait_for
-from tests.triton_backend.serving.variant_plans import variant_plan
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import (

@@ -7,12 +7,12 @@ import pytest
 from flows.planning import PlanOptions, make_plan
 from flows.release.rollout.compatible import check_artifacts, check_names, check_tensors
 from tests.flows.planning.entries.entry_cases import entry, made, profile
-from tests.triton_backend.serving.sized_plans import NAME, sized_plan
+from tests.triton_backend.serving.one_name.sized_plans import NAME, sized_plan
+from tests.triton_backend.serving.one_name.variant_plans import CHEAP, variant_plan
+from tests.triton_backend.serving.one_name.variant_plans import NAME as NET
+from tests.triton_backend.serving.one_name.versioned_plans import NAME as VERSIONED
+from tests.triton_backend.serving.one_name.versioned_plans import versioned_plan
 from tests.triton_backend.serving.small_plans import model, plan, stage, tensor
-from tests.triton_backend.serving.variant_plans import CHEAP, variant_plan
-from tests.triton_backend.serving.variant_plans import NAME as NET
-from tests.triton_backend.serving.versioned_plans import NAME as VERSIONED
-from tests.triton_backend.serving.versioned_plans import versioned_plan
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.workload import Workload

@@ -26,7 +26,7 @@ from flows.release.rollout.change import Step, StepDone, change_plan, finish_or_
 from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerError, ServerState
 from tests.flows.release.server.test_running import server_ports
-from tests.triton_backend.serving.shared_plans import on_one_pool
+from tests.triton_backend.serving.shared.shared_plans import on_one_pool
 from tests.triton_backend.serving.small_plans import BATCH, model, plan, stage, tensor
 from tests.triton_backend.serving.system import wait_for
 from triton_backend.contract.plan import Plan

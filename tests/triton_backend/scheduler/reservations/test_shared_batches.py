@@ -523,6 +523,17 @@ def test_a_lost_worker_dissolves_its_shared_batches_and_members_are_queued_again
     assert {d.hops[-1].vgpu for d in again} == {vgpu + 1}
 
 
+def test_a_request_whose_shared_batches_ended_two_vgpus_is_given_no_third() -> None:
+    told = Told(two_tails(vgpus=3))
+    decided = told.arrive(0, AT_JUNCTION)
+    for _ in range(2):
+        (start_us,) = (d.start_us for d in decided if isinstance(d, SharedBatch) and d.members)
+        (vgpu,) = {d.hops[-1].vgpu for d in decided if isinstance(d, Dispatch)}
+        decided = told.tell(WorkerLost(now_us=start_us + 1, vgpu=vgpu))
+    drops = [(d.request_id, d.reason) for d in decided if isinstance(d, Drop)]
+    assert drops == [(0, DropReason.DEADLY)]
+
+
 def test_a_lost_member_leaves_a_hole_and_a_lost_shared_batch_takes_all_along() -> None:
     told = Told(two_tails())
     told.arrive(0, AT_JUNCTION)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from tests.triton_backend.serving.front.test_service_incoming import Incoming
-from tests.triton_backend.serving.sized_plans import NAME, sized_plan
+from tests.triton_backend.serving.one_name.sized_plans import NAME, sized_plan
+from tests.triton_backend.serving.one_name.variant_plans import CHEAP, variant_plan
+from tests.triton_backend.serving.one_name.variant_plans import NAME as NET
 from tests.triton_backend.serving.small_plans import BATCH
 from tests.triton_backend.serving.system import LocalSystem, deploy, wait_for
-from tests.triton_backend.serving.variant_plans import CHEAP, variant_plan
-from tests.triton_backend.serving.variant_plans import NAME as NET
 from triton_backend.contract.plan import Plan
 from triton_backend.serve_folder.names import PRIORITY_PARAMETER, VARIANT_OUTPUT
 from triton_backend.serving.front import group as groups

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.triton_backend.serving.front.test_service_incoming import Incoming
-from tests.triton_backend.serving.sized_plans import NAME, SIZES, sized_plan
+from tests.triton_backend.serving.one_name.sized_plans import NAME, SIZES, sized_plan
 from tests.triton_backend.serving.small_plans import BATCH
 from tests.triton_backend.serving.system import LocalSystem, wait_for
 from triton_backend.contract.errors import InputError

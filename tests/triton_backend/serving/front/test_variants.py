@@ -8,8 +8,8 @@ import pytest
 
 from tests.fakes.clock import VirtualClock
 from tests.fakes.variants import with_rates
+from tests.triton_backend.serving.one_name.variant_plans import VARIANTS, variant_plan
 from tests.triton_backend.serving.system import LocalSystem, wait_for
-from tests.triton_backend.serving.variant_plans import VARIANTS, variant_plan
 from triton_backend.contract.plan import Plan
 from triton_backend.serving.front.variants import VariantTable
 

@@ -17,7 +17,7 @@ from tests.triton_backend.serving.gateway.gateways import (
     look_until,
     serving,
 )
-from tests.triton_backend.serving.shared_plans import with_tail
+from tests.triton_backend.serving.shared.shared_plans import with_tail
 from tests.triton_backend.serving.small_plans import plan
 from tests.triton_backend.serving.system import deploy
 from triton_backend.contract.decisions import DropReason

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.triton_backend.serving.gateway.gateways import HeldGateway, SentFrame
-from tests.triton_backend.serving.shared_plans import with_tail
+from tests.triton_backend.serving.shared.shared_plans import with_tail
 from tests.triton_backend.serving.small_plans import plan
 from tests.triton_backend.serving.system import deploy
 from triton_backend.serve_folder.settings import ServeOptions

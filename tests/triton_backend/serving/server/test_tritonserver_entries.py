@@ -25,7 +25,7 @@ from tests.triton_backend.serving.server.test_tritonserver_two_gateways import (
     kill_server,
     offered,
 )
-from tests.triton_backend.serving.shared_plans import with_tail
+from tests.triton_backend.serving.shared.shared_plans import with_tail
 from tests.triton_backend.serving.small_plans import plan
 from tests.triton_backend.serving.system import wait_for
 from triton_backend.serve_folder.repository import OFFLOAD_MODEL, render_repository

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.triton_backend.serving.shared_plans import with_tail
+from tests.triton_backend.serving.shared.shared_plans import with_tail
 from tests.triton_backend.serving.small_plans import plan, two_stage
 from triton_backend.contract.decisions import Hop
 from triton_backend.runtimes.stage_tensors import complete_tensors

@@ -15,12 +15,12 @@ from tests.triton_backend.serving.served_applications import (
     one_stage,
     with_applications,
 )
-from tests.triton_backend.serving.shared_plans import with_tail
+from tests.triton_backend.serving.shared.shared_plans import with_tail
+from tests.triton_backend.serving.shared.test_shared_pools import change, numbers
 from tests.triton_backend.serving.small_plans import plan
 from tests.triton_backend.serving.system import LocalSystem, deploy, wait_for
 from tests.triton_backend.serving.test_faults import new_scheduler
 from tests.triton_backend.serving.test_replay import replayed
-from tests.triton_backend.serving.test_shared_pools import change, numbers
 from triton_backend.contract.plan import Plan
 from triton_backend.serve_folder.settings import ServeOptions
 from triton_backend.serving.front.replies import Refusal, Result

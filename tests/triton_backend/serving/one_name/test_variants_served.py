@@ -19,8 +19,8 @@ from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerState
 from tests.ports import free_ports
 from tests.triton_backend.serving.artifacts import write_stage
+from tests.triton_backend.serving.one_name.variant_plans import CHEAP, NAME, VARIANTS, variant_plan
 from tests.triton_backend.serving.system import wait_for
-from tests.triton_backend.serving.variant_plans import CHEAP, NAME, VARIANTS, variant_plan
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.runtimes.stage_tensors import endpoints

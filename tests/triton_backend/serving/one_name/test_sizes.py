@@ -20,8 +20,8 @@ from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerState
 from tests.ports import free_ports
 from tests.triton_backend.serving import served_applications
+from tests.triton_backend.serving.one_name.sized_plans import NAME, SIZES, sized_plan
 from tests.triton_backend.serving.served_applications import application, with_applications
-from tests.triton_backend.serving.sized_plans import NAME, SIZES, sized_plan
 from tests.triton_backend.serving.small_plans import BATCH
 from tests.triton_backend.serving.system import wait_for
 from triton_backend.serve_folder.endpoints import Endpoints

@@ -12,7 +12,7 @@ import pytest
 
 from tests.fakes.unequal_shares import example
 from tests.triton_backend.serving.front.test_service_incoming import Incoming
-from tests.triton_backend.serving.shared_plans import apart, on_one_pool, sharing, with_tail
+from tests.triton_backend.serving.shared.shared_plans import apart, on_one_pool, sharing, with_tail
 from tests.triton_backend.serving.small_plans import BATCH, plan
 from tests.triton_backend.serving.system import Answer, LocalSystem, deploy, wait_for
 from triton_backend.contract.decisions import Dispatch, Hop
