@@ -2,13 +2,15 @@
 
     .venv/bin/python -m scripts.golden.attainment                # the planners of the product
     .venv/bin/python -m scripts.golden.attainment --comparison   # those of papers beside them
+    .venv/bin/python -m scripts.golden.attainment --headroom poisson99   # with that option
     .venv/bin/python -m scripts.golden.attainment --only mig,gpulets [--out FILE]
 
 Every planner plans a problem with its own defaults, not with the options of the golden rows. The
 simulator then offers requests at equal gaps at the planned rates, and Poisson arrivals at 0.9 of
-them, `SECONDS` each. Reported by planner: plans; how many answer `EVEN` of every model's requests
-in time at equal gaps, and `POISSON_99` of Poisson arrivals; the least and the mean; requests that
-were accepted and late. A problem that a planner refuses counts for none.
+them, as long as for the attainment that a plan states, but others: the planner, whose search for
+headroom simulates too, has not seen them. Reported by planner: plans; how many answer `EVEN` of
+every model's requests in time at equal gaps, and `POISSON_99` of Poisson arrivals; the least and
+the mean; requests that were accepted and late. A problem that a planner refuses counts for none.
 """
 
 import argparse
@@ -20,6 +22,8 @@ from math import nan
 from statistics import fmean
 from typing import Any
 
+from flows.planning.promises.attainment import SEED, seconds_of
+from flows.planning.promises.headroom import HEADROOM, NO_HEADROOM, factor_of
 from flows.planning.registry import planners, product_planners
 from scripts.benchmarks.figures import Figure, add_destinations, exit_code, show, store
 from scripts.golden.problems import chosen, named
@@ -29,10 +33,9 @@ from triton_backend.simulator.results import Outcome, SimResult
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
 
-SECONDS = 10.0
 LIMIT_S = 10.0  # of a plan
 EVEN, POISSON_99, LOAD = 0.995, 0.99, 0.9
-_EVEN = SimOptions(arrivals=Deterministic(), duration_s=SECONDS, seed=0, keep_uses=False)
+_EVEN = SimOptions(arrivals=Deterministic(), seed=SEED + 1, keep_uses=False)
 _POISSON = replace(_EVEN, arrivals=POISSON, load_factor=LOAD)
 
 
@@ -47,19 +50,26 @@ class Kept:
     late: int
 
 
-def measure(asked: tuple[str, str]) -> Kept | None:
-    """Plan a problem by a planner and simulate it; None where it takes the problem not."""
-    problem, planner = asked
+def measure(asked: tuple[str, str, str]) -> Kept | None:
+    """Plan a problem by a planner and simulate it; None where it takes the problem not.
+
+    Args:
+        asked: the problem, the planner, and the headroom to ask for, if any.
+    """
+    problem, planner, headroom = asked
     made = named(problem).make()
     if not made.suits(planner):
         return None
-    own: dict[str, Any] = {"planner": planner, "own": {}, "slo_margin": nan, "previous": None}
+    own = {HEADROOM.name: headroom} if headroom else {}
+    given: dict[str, Any] = {"planner": planner, "own": own, "slo_margin": nan, "previous": None}
     try:
-        options = replace(made.options, time_limit_s=LIMIT_S, **own)
+        options = replace(made.options, time_limit_s=LIMIT_S, **given)
         plan = replace(made, options=options).plan()
     except (InfeasibleError, InputError):
         return None
-    even, poisson = simulate(plan, _EVEN), simulate(plan, _POISSON)
+    even, poisson = (
+        simulate(plan, replace(how, duration_s=seconds_of(plan))) for how in (_EVEN, _POISSON)
+    )
     return Kept(
         problem=problem,
         planner=planner,
@@ -73,8 +83,9 @@ def _late(result: SimResult) -> int:
     return Outcome.of(result.requests).late
 
 
-def figures_of(planner: str, kept: Sequence[Kept], *, judged: bool) -> list[Figure]:
+def figures_of(planner: str, kept: Sequence[Kept], headroom: str, *, judged: bool) -> list[Figure]:
     """The figures of one planner; those of the product are held to what its plans promise."""
+    planner = f"{planner}, headroom {headroom}" if headroom else planner
     even, poisson = [k.even for k in kept], [k.poisson for k in kept]
     least = 1.0 if judged else None
     return [
@@ -104,12 +115,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", default="", help="families or problems, with commas")
     parser.add_argument("--comparison", action="store_true", help="planners of papers, too")
+    parser.add_argument("--headroom", default="", help="of planners of the product: that option")
     parser.add_argument("--processes", type=int, default=2, help="plans made at once")
     parser.add_argument("--most", type=int, default=20, help="problems of a family at most")
     add_destinations(parser)
     asked = parser.parse_args()
     try:
         names = [problem.name for problem in chosen(asked.only, asked.most)]
+        factor_of(asked.headroom or NO_HEADROOM)
     except InputError as error:
         parser.error(str(error))
     products = [name for name, each in product_planners().items() if each.plan is not None]
@@ -117,7 +130,8 @@ def main() -> int:
     figures: list[Figure] = []
     with ProcessPoolExecutor(asked.processes) as pool:
         for planner in [*products, *(others if asked.comparison else ())]:
-            found = pool.map(measure, [(name, planner) for name in names])
+            headroom = asked.headroom if planner in products else ""
+            found = pool.map(measure, [(name, planner, headroom) for name in names])
             kept = [each for each in found if each is not None]
             for each in kept:
                 if each.even < EVEN or each.poisson < POISSON_99 or each.late:
@@ -127,7 +141,7 @@ def main() -> int:
                         file=sys.stderr,
                     )
             if kept:
-                own = figures_of(planner, kept, judged=planner in products)
+                own = figures_of(planner, kept, headroom, judged=planner in products)
                 show(own)
                 figures += own
     store(asked, "attainment", figures, {})
