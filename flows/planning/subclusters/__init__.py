@@ -2,8 +2,8 @@
 
 from flows.planning.promises.headroom import HEADROOM
 from flows.planning.registry import Option, Planner
+from flows.planning.subclusters.division import AUTO
 from flows.planning.subclusters.on_demand import plan
-from flows.planning.subclusters.plan import AUTO
 
 PLANNERS = (
     Planner(

@@ -35,8 +35,8 @@ from flows.planning.registry import (
     Trace,
 )
 from flows.planning.solver.arrays import Floats, Ints
+from flows.planning.subclusters.demands import Demands, latencies, read_demands
 from flows.planning.subclusters.free import carried
-from flows.planning.subclusters.plan import Demands, latencies, read_demands
 from flows.planning.subclusters.plan import plan as plan_pinned
 from triton_backend.contract.cluster import GpuClass
 from triton_backend.contract.errors import InfeasibleError, InputError

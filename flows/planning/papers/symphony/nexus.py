@@ -21,7 +21,8 @@ from flows.planning.registry import (
     PlannedStage,
     Trace,
 )
-from flows.planning.subclusters.plan import Demands, beyond_reach, read_demands
+from flows.planning.subclusters.demands import Demands, read_demands
+from flows.planning.subclusters.reach import beyond_reach
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.shares import WHOLE_GPU
