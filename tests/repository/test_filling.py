@@ -90,7 +90,7 @@ def test_threads_with_deadlines_do_not_fill() -> None:
     assert not fills(Path("tests/triton_backend/serving/test_system.py"))
     assert not fills(Path("tests/flows/release/server/test_running.py"))
     assert not fills(Path("tests/triton_backend/scheduler/test_compiled.py"))
-    assert fills(Path("tests/triton_backend/scheduler/test_topology.py"))
+    assert fills(Path("tests/triton_backend/scheduler/test_plan_rows.py"))
     assert fills(
         Path("tests/flows/preparation/splitting/test_corpus.py")
     )  # slow, and no clock runs

@@ -33,6 +33,7 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan, slot_table
 from triton_backend.scheduler.compiled import NONE, Integers, Records
 from triton_backend.scheduler.jobs import end_job
+from triton_backend.scheduler.plan_rows import edge_rows, module_rows, with_orphans
 from triton_backend.scheduler.tables import (
     KINDS,
     LIVE,
@@ -42,15 +43,7 @@ from triton_backend.scheduler.tables import (
     pack,
     unpack,
 )
-from triton_backend.scheduler.topology import (
-    Lead,
-    Topology,
-    edge_rows,
-    first_low,
-    module_rows,
-    resource_count,
-    with_orphans,
-)
+from triton_backend.scheduler.topology import Lead, Topology, first_low, resource_count
 
 Link = tuple[str, str]  # "uplink" or "downlink", and the node's name
 SIDES = ("uplink", "downlink")

@@ -52,6 +52,7 @@ from triton_backend.scheduler.feedback import (
     worker_lost,
 )
 from triton_backend.scheduler.jobs import cancel_job, new_job, release
+from triton_backend.scheduler.plan_rows import set_pace
 from triton_backend.scheduler.policies.late import (
     MEASURED,
     measure_rate,
@@ -106,7 +107,7 @@ from triton_backend.scheduler.tables import (
     tables_at,
     unpack,
 )
-from triton_backend.scheduler.topology import LOW, Lead, first_low, set_pace, vgpus_of
+from triton_backend.scheduler.topology import LOW, Lead, first_low, vgpus_of
 
 # Events by the names of their classes, and what their numbers a .. d are.
 SETTLE = 0  # no event: decide for all queues, after a change of pace or plan, or `MAKE_ROOM`

@@ -86,6 +86,12 @@ from triton_backend.scheduler.kernel_api import (
     decode_task,
     handle_event,
 )
+from triton_backend.scheduler.plan_rows import (
+    build_topology,
+    edge_rows,
+    module_rows,
+    with_latencies,
+)
 from triton_backend.scheduler.policies.registry import queue_policies
 from triton_backend.scheduler.tables import (
     ABORT,
@@ -116,11 +122,7 @@ from triton_backend.scheduler.topology import (
     LinkPace,
     SharedBatchTimes,
     Topology,
-    build_topology,
-    edge_rows,
     first_low,
-    module_rows,
-    with_latencies,
 )
 
 _Handler = Callable[[Any], list[Decision]]

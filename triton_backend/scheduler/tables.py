@@ -48,9 +48,7 @@ from triton_backend.scheduler.topology import (
     part_count,
     resource_count,
 )
-from triton_backend.scheduler.topology import (
-    VGPU as VGPU_ROW,
-)
+from triton_backend.scheduler.topology import VGPU as VGPU_ROW
 
 # Purpose of an interval.
 VGPU = 0

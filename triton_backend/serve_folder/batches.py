@@ -45,11 +45,11 @@ def plan_batches(plan: Plan, policy: str | None) -> dict[str, ModelBatches]:
         InputError: there is no such policy, or a model's pipelines cannot be run by it.
     """
     # Imported here, because most processes only read what was worked out.
+    from triton_backend.scheduler.plan_rows import capacity_of  # noqa: PLC0415
     from triton_backend.scheduler.policies.registry import (  # noqa: PLC0415
         largest_batches,
         queue_policies,
     )
-    from triton_backend.scheduler.topology import capacity_of  # noqa: PLC0415
 
     largest = largest_batches(plan, policy)
     return {

@@ -301,9 +301,9 @@ def check_host(where: str, host: str) -> None:
 
 def _check_choices(policy: str | None, nic: str, late_binding: Mapping[str, Any]) -> None:
     # Imported here: the scheduler's kernels take a second to load, and most systems choose none.
+    from triton_backend.scheduler.plan_rows import check_nic  # noqa: PLC0415
     from triton_backend.scheduler.policies.late_rules import check_changes  # noqa: PLC0415
     from triton_backend.scheduler.policies.registry import policy_number  # noqa: PLC0415
-    from triton_backend.scheduler.topology import check_nic  # noqa: PLC0415
 
     if policy is not None:
         policy_number(policy)

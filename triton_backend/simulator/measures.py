@@ -17,7 +17,8 @@ from triton_backend.scheduler.compiled import Integers, Records
 from triton_backend.scheduler.kernel_api import correct_pace
 from triton_backend.scheduler.measured.guard import Guard
 from triton_backend.scheduler.measured.paces import LOOK_EVERY_US, StagePaces
-from triton_backend.scheduler.topology import Lead, pipelines_by_queue
+from triton_backend.scheduler.plan_rows import pipelines_by_queue
+from triton_backend.scheduler.topology import Lead
 from triton_backend.simulator.world import OVERRUN, RAN, World
 
 NOTED = 1 << 14  # runs and batches between two looks; of more the last count

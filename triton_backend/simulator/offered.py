@@ -29,12 +29,8 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.units import US_PER_S
 from triton_backend.scheduler.compiled import NONE, Records
-from triton_backend.scheduler.topology import (
-    build_topology,
-    edge_rows,
-    module_rows,
-    part_count,
-)
+from triton_backend.scheduler.plan_rows import build_topology, edge_rows, module_rows
+from triton_backend.scheduler.topology import part_count
 from triton_backend.simulator.world import REQUEST_RECORD
 
 Instants = NDArray[np.int64]

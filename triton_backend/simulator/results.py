@@ -17,8 +17,8 @@ from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.units import s_to_us, us_to_ms, us_to_s
 from triton_backend.scheduler.compiled import NONE, Integers, Records
 from triton_backend.scheduler.handover import Numbering
+from triton_backend.scheduler.plan_rows import pipelines_by_queue
 from triton_backend.scheduler.policies.advice import Epoch, bad_rate, change
-from triton_backend.scheduler.topology import pipelines_by_queue
 from triton_backend.simulator.world import (
     DROPPED,
     LATE,

@@ -22,19 +22,13 @@ from triton_backend.scheduler.handover import (
     matching_queues,
 )
 from triton_backend.scheduler.invariants import check_invariants
+from triton_backend.scheduler.plan_rows import build_topology, edge_rows, module_rows
 from triton_backend.scheduler.policies.late_rules import changed, lead_of
 from triton_backend.scheduler.policies.registry import SIMULATOR_ONLY, queue_policies
 from triton_backend.scheduler.policies.variants import new_variants, with_lost
 from triton_backend.scheduler.reservations.timeline import refresh
 from triton_backend.scheduler.tables import Tables, fuller, new_tables, unpack
-from triton_backend.scheduler.topology import (
-    Topology,
-    build_topology,
-    edge_rows,
-    first_low,
-    module_rows,
-    resource_count,
-)
+from triton_backend.scheduler.topology import Topology, first_low, resource_count
 from triton_backend.simulator.cluster.workers import ONE, Gpu, beside, gpus_of, loading_of, seats_of
 from triton_backend.simulator.failures import reschedule_failures, schedule_failures
 from triton_backend.simulator.loop import FULL, run

@@ -37,10 +37,11 @@ from triton_backend.scheduler.handover import (
     matching_queues,
 )
 from triton_backend.scheduler.invariants import check_invariants
+from triton_backend.scheduler.plan_rows import build_topology
 from triton_backend.scheduler.queues import enqueue, new_request
 from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.scheduler.tables import Tables, new_tables, with_room
-from triton_backend.scheduler.topology import Topology, build_topology
+from triton_backend.scheduler.topology import Topology
 
 
 def test_waiting_requests_go_on_under_a_new_plan_and_those_of_removed_models_are_dropped() -> None:

@@ -9,8 +9,8 @@ from triton_backend.contract.errors import InvariantError
 from triton_backend.scheduler.compiled import NONE
 from triton_backend.scheduler.invariants import check_invariants
 from triton_backend.scheduler.kernel_api import arrive, settle_one
+from triton_backend.scheduler.plan_rows import build_topology
 from triton_backend.scheduler.tables import Tables, new_tables
-from triton_backend.scheduler.topology import build_topology
 
 
 def busy_tables(requests: int = 10) -> Tables:

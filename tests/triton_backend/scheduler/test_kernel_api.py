@@ -29,6 +29,7 @@ from triton_backend.scheduler.kernel_api import (
     decode_drop,
     handle_event,
 )
+from triton_backend.scheduler.plan_rows import build_topology
 from triton_backend.scheduler.tables import (
     ABORT,
     BATCH_DONE,
@@ -43,7 +44,6 @@ from triton_backend.scheduler.tables import (
     addresses,
     new_tables,
 )
-from triton_backend.scheduler.topology import build_topology
 
 BY_SETTLING = {
     PaceChanged,

@@ -16,6 +16,7 @@ from triton_backend.contract.events import (
 )
 from triton_backend.scheduler.compiled import FAR, NONE
 from triton_backend.scheduler.invariants import check_invariants
+from triton_backend.scheduler.plan_rows import build_topology
 from triton_backend.scheduler.queues import (
     drop,
     enqueue,
@@ -27,7 +28,6 @@ from triton_backend.scheduler.queues import (
 from triton_backend.scheduler.reservations.probe import BY_FINISH, probe
 from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.scheduler.tables import CANCELLED, DEADLINE, DROP, Tables, new_tables
-from triton_backend.scheduler.topology import build_topology
 
 
 def queued(tables: Tables) -> list[int]:

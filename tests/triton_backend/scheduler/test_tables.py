@@ -7,6 +7,7 @@ import pytest
 
 from tests.fakes.plans import two_stages, two_tails
 from triton_backend.scheduler.compiled import Integers, entry
+from triton_backend.scheduler.plan_rows import build_topology
 from triton_backend.scheduler.tables import (
     WORDS,
     Tables,
@@ -15,7 +16,6 @@ from triton_backend.scheduler.tables import (
     new_tables,
     tables_at,
 )
-from triton_backend.scheduler.topology import build_topology
 
 
 @entry

@@ -16,7 +16,7 @@ from triton_backend.contract.plan import (
 )
 from triton_backend.contract.tensors import TensorSpec
 from triton_backend.scheduler.compiled import NONE
-from triton_backend.scheduler.topology import build_topology
+from triton_backend.scheduler.plan_rows import build_topology
 from triton_backend.simulator.offered import POISSON, Instant
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions

@@ -20,9 +20,10 @@ from triton_backend.contract.errors import InputError, InvariantError
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler import policies
 from triton_backend.scheduler.compiled import inlined
+from triton_backend.scheduler.plan_rows import grows, unshared_pools
 from triton_backend.scheduler.policies.late import LEAST_RECENT
 from triton_backend.scheduler.tables import SETTLED, Tables
-from triton_backend.scheduler.topology import LateRules, QueuePolicy, grows, unshared_pools
+from triton_backend.scheduler.topology import LateRules, QueuePolicy
 
 Decide = Callable[[Tables, int], int]
 

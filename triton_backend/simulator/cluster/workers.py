@@ -28,6 +28,7 @@ import numpy as np
 from triton_backend.contract.plan import Plan
 from triton_backend.runtimes import residency
 from triton_backend.scheduler.compiled import NONE, Integers, Records, inlined, kernel
+from triton_backend.scheduler.plan_rows import pipelines_by_queue
 from triton_backend.scheduler.reservations.shared_batches import batch_of
 from triton_backend.scheduler.tables import (
     LIVE,
@@ -38,7 +39,6 @@ from triton_backend.scheduler.tables import (
     interval_of,
     jobs_of,
 )
-from triton_backend.scheduler.topology import pipelines_by_queue
 from triton_backend.simulator.heap import STAGE_DONE, STAGE_START
 from triton_backend.simulator.world import (
     ABOARD,

@@ -18,14 +18,9 @@ import numpy as np
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, Records, entry, kernel
+from triton_backend.scheduler.plan_rows import build_topology
 from triton_backend.scheduler.policies.registry import REACTIVE
-from triton_backend.scheduler.topology import (
-    Topology,
-    build_topology,
-    pipelines_of,
-    resource_count,
-    vgpus_of,
-)
+from triton_backend.scheduler.topology import Topology, pipelines_of, resource_count, vgpus_of
 from triton_backend.simulator.cluster.workers import ONE
 from triton_backend.simulator.heap import EVENT, STAGE_DONE, remove_first, sift_up
 from triton_backend.simulator.papers.unreserved import Clock, refuse, result_of

@@ -27,6 +27,7 @@ from triton_backend.contract.events import (
 )
 from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.scheduler.compiled import FAR
+from triton_backend.scheduler.plan_rows import build_topology
 from triton_backend.scheduler.policies.late import (
     AT_TIMEOUT,
     BY_HEAD,
@@ -40,7 +41,7 @@ from triton_backend.scheduler.policies.late import (
 from triton_backend.scheduler.policies.registry import largest_batches
 from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.scheduler.tables import new_tables
-from triton_backend.scheduler.topology import Lead, build_topology
+from triton_backend.scheduler.topology import Lead
 
 RULES = {
     "deferred": Rules("frontrun", "window", "latest"),

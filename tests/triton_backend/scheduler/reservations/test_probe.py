@@ -13,10 +13,11 @@ from triton_backend.contract.plan import Plan
 from triton_backend.scheduler.compiled import FAR, NONE
 from triton_backend.scheduler.feedback import worker_lost
 from triton_backend.scheduler.kernel_api import arrive
+from triton_backend.scheduler.plan_rows import build_topology
 from triton_backend.scheduler.reservations.probe import BY_FINISH, BY_UPLINK, commit, probe
 from triton_backend.scheduler.scheduler import Scheduler
 from triton_backend.scheduler.tables import Tables, new_tables
-from triton_backend.scheduler.topology import build_topology, vgpus_of
+from triton_backend.scheduler.topology import vgpus_of
 
 Busy = dict[int, list[tuple[int, int]]]
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tests.fakes.plans import Own, make_plan
 from triton_backend.scheduler.compiled import NONE
 from triton_backend.scheduler.invariants import check_invariants
+from triton_backend.scheduler.plan_rows import build_topology
 from triton_backend.scheduler.reservations.timeline import (
     delay,
     earliest_move,
@@ -16,7 +17,6 @@ from triton_backend.scheduler.reservations.timeline import (
     reserve,
 )
 from triton_backend.scheduler.tables import VGPU, Tables, interval_of, new_tables
-from triton_backend.scheduler.topology import build_topology
 
 
 def tables_of(gpus: int = 1) -> Tables:

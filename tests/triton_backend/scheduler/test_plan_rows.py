@@ -21,8 +21,9 @@ from triton_backend.contract.events import (
     TransferDone,
 )
 from triton_backend.contract.tensors import TensorSpec
+from triton_backend.scheduler.plan_rows import build_topology
 from triton_backend.scheduler.scheduler import Scheduler
-from triton_backend.scheduler.topology import Nic, build_topology
+from triton_backend.scheduler.topology import Nic
 
 
 def test_isolated_links_do_not_hinder_other_pipelines() -> None:
