@@ -30,26 +30,23 @@ from triton_backend.scheduler.reservations.timeline import refresh
 from triton_backend.scheduler.tables import Tables, fuller, new_tables, unpack
 from triton_backend.scheduler.topology import Topology, first_low, resource_count
 from triton_backend.simulator.cluster.workers import ONE, Gpu, beside, gpus_of, loading_of, seats_of
-from triton_backend.simulator.failures import reschedule_failures, schedule_failures
-from triton_backend.simulator.loop import FULL, run
-from triton_backend.simulator.measures import Measures
-from triton_backend.simulator.offered import Instant, Offer, drawn_rows, offered_requests
-from triton_backend.simulator.results import (
-    Changed,
-    DecisionCost,
-    SimResult,
+from triton_backend.simulator.counted import (
     application_results,
     class_seconds,
     entry_results,
     former_batch_seconds,
-    looks_us,
     model_results,
     pool_results,
-    surely_below,
     utilisation,
     variant_results,
     with_tasks,
 )
+from triton_backend.simulator.early_end import looks_us, surely_below
+from triton_backend.simulator.failures import reschedule_failures, schedule_failures
+from triton_backend.simulator.loop import FULL, run
+from triton_backend.simulator.measures import Measures
+from triton_backend.simulator.offered import Instant, Offer, drawn_rows, offered_requests
+from triton_backend.simulator.results import Changed, DecisionCost, SimResult
 from triton_backend.simulator.scenario import (
     INTERFERENCE,
     PlanChange,

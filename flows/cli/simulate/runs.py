@@ -63,7 +63,8 @@ def show_goodput(
 
 
 def _write_records(file: Path | None, result: "SimResult") -> None:
-    from triton_backend.simulator.results import OPTIONAL, request_columns
+    from triton_backend.simulator.counted import request_columns
+    from triton_backend.simulator.results import OPTIONAL
     from warehouse.parquet import write_columns
 
     if file is not None:

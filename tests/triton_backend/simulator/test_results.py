@@ -7,8 +7,9 @@ from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
 from triton_backend.contract.cluster import NodeGroup
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.plan import PlacementRun, Plan
+from triton_backend.simulator.counted import request_columns
 from triton_backend.simulator.offered import Instant, Stated, StatedRequests
-from triton_backend.simulator.results import PoolResult, request_columns
+from triton_backend.simulator.results import PoolResult
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import PlanChange, SimOptions
 

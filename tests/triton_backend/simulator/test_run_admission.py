@@ -13,7 +13,8 @@ from tests.fakes.plans import Own, make_plan
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.workload import ModelDemand, Workload
 from triton_backend.serving.gateway.admission import Admission
-from triton_backend.simulator.results import SimResult, request_columns
+from triton_backend.simulator.counted import request_columns
+from triton_backend.simulator.results import SimResult
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import PlanChange, SimOptions
 

@@ -13,10 +13,11 @@ from triton_backend.contract.applications import Module
 from triton_backend.contract.decisions import DropReason
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
+from triton_backend.simulator.counted import request_columns
 from triton_backend.simulator.failures import Failure
 from triton_backend.simulator.goodput import goodput_report
 from triton_backend.simulator.offered import POISSON, Arrivals, Deterministic, Instant
-from triton_backend.simulator.results import SimResult, request_columns
+from triton_backend.simulator.results import SimResult
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import PlanChange, SimOptions
 from triton_backend.simulator.world import DROPPED, LATE, SERVED

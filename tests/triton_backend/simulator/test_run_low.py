@@ -8,8 +8,9 @@ from tests.fakes.applications import hand_application, hand_module, with_applica
 from tests.fakes.plans import Own, make_plan
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
+from triton_backend.simulator.counted import request_columns
 from triton_backend.simulator.offered import Arrivals, Deterministic, Gamma, Instant
-from triton_backend.simulator.results import Outcome, SimResult, request_columns
+from triton_backend.simulator.results import Outcome, SimResult
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
 

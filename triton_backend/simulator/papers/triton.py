@@ -30,10 +30,11 @@ from triton_backend.contract.units import ms_to_us
 from triton_backend.scheduler.compiled import FAR, NONE, Integers, Records, entry, inlined, kernel
 from triton_backend.scheduler.policies.late_rules import TIMEOUTS
 from triton_backend.simulator.cluster.workers import ONE
+from triton_backend.simulator.early_end import looks_us, surely_below
 from triton_backend.simulator.heap import EVENT, STAGE_DONE, TIMER, remove_first, sift_up
 from triton_backend.simulator.papers.unreserved import Clock, refuse, result_of
 from triton_backend.simulator.papers.whole_models import Row, rows_of
-from triton_backend.simulator.results import SimResult, looks_us, surely_below
+from triton_backend.simulator.results import SimResult
 from triton_backend.simulator.scenario import SimOptions
 from triton_backend.simulator.world import DROPPED, LATE, SERVED, USE_RECORD
 

@@ -8,15 +8,8 @@ from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.units import s_to_us
 from triton_backend.scheduler.compiled import Integers, Records
-from triton_backend.simulator.results import (
-    DecisionCost,
-    SimResult,
-    class_seconds,
-    model_results,
-    no_tasks,
-    pool_results,
-    utilisation,
-)
+from triton_backend.simulator.counted import class_seconds, model_results, pool_results, utilisation
+from triton_backend.simulator.results import DecisionCost, SimResult, no_tasks
 from triton_backend.simulator.scenario import SimOptions
 
 Clock = Callable[[], int] | None

@@ -6,7 +6,7 @@ import pytest
 
 from tests.fakes.plans import Own, make_plan
 from triton_backend.contract.plan import Plan
-from triton_backend.simulator.results import surely_below
+from triton_backend.simulator.early_end import surely_below
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
 
