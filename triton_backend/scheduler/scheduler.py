@@ -50,6 +50,15 @@ from triton_backend.contract.events import (
 )
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.transition.workers import inherited_vgpus
+from triton_backend.scheduler.checks import (
+    check_arrival,
+    check_emitted,
+    check_job,
+    check_link_pace,
+    check_pace,
+    check_report,
+    check_shared_batch,
+)
 from triton_backend.scheduler.compiled import NONE, Records
 from triton_backend.scheduler.handover import check_inherited, first_numbering, hand_over
 from triton_backend.scheduler.invariants import check_invariants
@@ -70,13 +79,6 @@ from triton_backend.scheduler.kernel_api import (
     WORKER_BACK,
     WORKER_LOST,
     answer_length,
-    check_arrival,
-    check_emitted,
-    check_job,
-    check_link_pace,
-    check_pace,
-    check_report,
-    check_shared_batch,
     correct_pace,
     decode_dispatch,
     decode_drop,

@@ -57,9 +57,17 @@ State of a candidate: ABSENT, WAITING (for `opens`), READY (in its pool's heap),
 stage or link was busy: tried again when it is free, or when anything ends off its plan).
 """
 
-from triton_backend.scheduler.compiled import FAR, NONE, Records, inlined, kernel
+from triton_backend.scheduler.compiled import FAR, NONE, inlined, kernel
 from triton_backend.scheduler.jobs import drop_request
 from triton_backend.scheduler.policies.company import needs_company
+from triton_backend.scheduler.policies.heaps import (
+    arm,
+    disarm,
+    join_ready,
+    leave_ready,
+    ready_base,
+    timer_rows,
+)
 from triton_backend.scheduler.queues import make_batch, measure_gap, run_from
 from triton_backend.scheduler.reservations.probe import BY_FINISH, commit, probe
 from triton_backend.scheduler.tables import DEADLINE, NEEDS_ROOM, SETTLED, Tables
@@ -185,7 +193,7 @@ def settle_due_late(tables: Tables) -> int:
         if tables.heaps[item]["key"] > now:
             break
         if item >= pipelines:
-            _disarm(tables, item)
+            disarm(tables, item)
             tables.heaps[item - pipelines]["touched"] = 1
         elif tables.candidates[item]["state"] == READY or tables.candidates[item]["keep_us"] < now:
             if _gather(tables, tables.topology.pipelines[item]["queue"]) == NEEDS_ROOM:
@@ -290,7 +298,7 @@ def _form(tables: Tables, queue: int, pipeline: int) -> bool:
     row = tables.queues[queue]
     candidate = tables.candidates[pipeline]
     if candidate["state"] == READY:
-        _leave_ready(tables, pipeline)
+        leave_ready(tables, pipeline)
     if row["first"] == NONE:
         _withdraw(tables, pipeline)
         return True
@@ -321,7 +329,7 @@ def _form(tables: Tables, queue: int, pipeline: int) -> bool:
         opens = _opens(tables, queue, pipeline)
     if opens > now:
         _become(tables, pipeline, WAITING)
-        _arm(tables, pipeline, opens)
+        arm(tables, pipeline, opens)
     else:
         _make_ready(tables, pipeline)
     return candidate["first"] == row["first"]
@@ -364,7 +372,7 @@ def _run(tables: Tables, queue: int, pipeline: int, samples: int) -> int:
 def _withdraw(tables: Tables, pipeline: int) -> None:
     """A pipeline has no candidate; it is in no heap of ready ones."""
     _become(tables, pipeline, ABSENT)
-    _disarm(tables, pipeline)
+    disarm(tables, pipeline)
 
 
 @inlined
@@ -451,9 +459,9 @@ def _opens(tables: Tables, queue: int, pipeline: int) -> int:
 @kernel
 def _make_ready(tables: Tables, pipeline: int) -> None:
     """A candidate may be sent from now on, until its latest."""
-    _join_ready(tables, pipeline)
+    join_ready(tables, pipeline)
     _become(tables, pipeline, READY)
-    _arm(tables, pipeline, tables.candidates[pipeline]["keep_us"] + 1)
+    arm(tables, pipeline, tables.candidates[pipeline]["keep_us"] + 1)
 
 
 # Matching
@@ -479,7 +487,7 @@ def _match(tables: Tables, pool: int) -> int:
             due = _open_early_if_oversubscribed(tables, pool)
             if tables.heaps[pool]["ready_count"] == 0:
                 break
-        pipeline = tables.heaps[_ready_base(tables, pool)]["item"] - _timers(tables)
+        pipeline = tables.heaps[ready_base(tables, pool)]["item"] - timer_rows(tables)
         soonest = _pool_free_from(tables, pool)
         kept = tables.candidates[pipeline]["keep_us"] >= now
         if kept and soonest > now + _lead_us(tables, tables.candidates[pipeline]["samples"]):
@@ -491,9 +499,9 @@ def _match(tables: Tables, pool: int) -> int:
             return NEEDS_ROOM
     item = len(tables.candidates) + pool
     if due < FAR:
-        _arm(tables, item, due)
+        arm(tables, item, due)
     else:
-        _disarm(tables, item)
+        disarm(tables, item)
     return SETTLED
 
 
@@ -725,9 +733,9 @@ def _path_is_free(tables: Tables, queue: int, pipeline: int) -> bool:
             again = now + quote["wait_us"]
             break
         samples = _run(tables, queue, pipeline, samples - 1)
-    _leave_ready(tables, pipeline)
+    leave_ready(tables, pipeline)
     _become(tables, pipeline, BLOCKED)
-    _arm(tables, pipeline, max(now + 1, min(again, candidate["keep_us"] + 1)))
+    arm(tables, pipeline, max(now + 1, min(again, candidate["keep_us"] + 1)))
     return False
 
 
@@ -753,119 +761,3 @@ def _pool_free_from(tables: Tables, pool: int) -> int:
         if soonest <= now:
             break
     return soonest
-
-
-# Timers and ready candidates: binary heaps of items with keys, in `heaps`. A heap is a run of rows;
-# an item is a row too, and lies in one heap at a time:
-#
-#     rows   0 .. pipelines            .. timers                     .. timers + pipelines
-#            | candidates by pipeline | pools |   ready candidates, pool behind pool    |
-#            '---- one heap of timers --------'   '--- a heap ---''--- a heap ---'
-#
-# `item` [place] is the item at a place, `place` [item] where an item stands (NONE: nowhere),
-# `key` [item] what it is ordered by; ties: the lower item.
-
-
-@inlined
-def _timers(tables: Tables) -> int:
-    """Rows of the heap of timers, which come before those of ready candidates."""
-    return len(tables.candidates) + len(tables.topology.pools)
-
-
-@inlined
-def _ready_base(tables: Tables, pool: int) -> int:
-    """The first place of a pool's heap of ready candidates."""
-    return _timers(tables) + tables.topology.pools[pool]["first_candidate"]
-
-
-@kernel
-def _join_ready(tables: Tables, pipeline: int) -> None:
-    pool = tables.topology.pipelines[pipeline]["pool"]
-    item = _timers(tables) + pipeline
-    tables.heaps[item]["key"] = tables.candidates[pipeline]["key"]
-    tables.heaps[pool]["ready_count"] += 1
-    _put(tables.heaps, _ready_base(tables, pool), tables.heaps[pool]["ready_count"], item)
-
-
-@kernel
-def _leave_ready(tables: Tables, pipeline: int) -> None:
-    pool = tables.topology.pipelines[pipeline]["pool"]
-    item = _timers(tables) + pipeline
-    tables.heaps[pool]["ready_count"] -= 1
-    _remove(tables.heaps, _ready_base(tables, pool), tables.heaps[pool]["ready_count"], item)
-
-
-@kernel
-def _arm(tables: Tables, item: int, due_us: int) -> None:
-    """Set an item's timer, or move it."""
-    if tables.heaps[item]["place"] == NONE:
-        tables.counts[0]["timers"] += 1
-    tables.heaps[item]["key"] = due_us
-    _put(tables.heaps, 0, tables.counts[0]["timers"], item)
-
-
-@kernel
-def _disarm(tables: Tables, item: int) -> None:
-    """Take an item's timer away, where it has one."""
-    if tables.heaps[item]["place"] != NONE:
-        tables.counts[0]["timers"] -= 1
-        _remove(tables.heaps, 0, tables.counts[0]["timers"], item)
-
-
-@inlined
-def _before(heaps: Records, one: int, other: int) -> bool:
-    a, b = heaps[one]["key"], heaps[other]["key"]
-    return a < b or (a == b and one < other)
-
-
-@inlined
-def _set(heaps: Records, place: int, item: int) -> None:
-    heaps[place]["item"] = item
-    heaps[item]["place"] = place
-
-
-@kernel
-def _put(heaps: Records, base: int, count: int, item: int) -> None:
-    """Put an item into the heap whose first place is `base`, or move it there by its new key.
-
-    `count` items are in the heap then.
-    """
-    place = heaps[item]["place"]
-    if place == NONE:
-        place = base + count - 1
-    _put_at(heaps, base, count, place, item)
-
-
-@kernel
-def _remove(heaps: Records, base: int, count: int, item: int) -> None:
-    """Take an item out of a heap, which has `count` left."""
-    place = heaps[item]["place"]
-    heaps[item]["place"] = NONE
-    last = heaps[base + count]["item"]
-    if last != item:
-        _put_at(heaps, base, count, place, last)
-
-
-@inlined
-def _put_at(heaps: Records, base: int, count: int, place: int, item: int) -> None:
-    """Put an item at a free place, or as far below or above it as it belongs."""
-    child = base + 2 * (place - base) + 1
-    while child < base + count:
-        if child + 1 < base + count and _before(
-            heaps, heaps[child + 1]["item"], heaps[child]["item"]
-        ):
-            child += 1
-        below = heaps[child]["item"]
-        if not _before(heaps, below, item):
-            break
-        _set(heaps, place, below)
-        place = child
-        child = base + 2 * (place - base) + 1
-    while place > base:
-        parent = base + (place - base - 1) // 2
-        above = heaps[parent]["item"]
-        if not _before(heaps, item, above):
-            break
-        _set(heaps, place, above)
-        place = parent
-    _set(heaps, place, item)
