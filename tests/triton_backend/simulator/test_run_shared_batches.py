@@ -11,12 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flows.planning import PlanOptions, make_plan
-from tests.fakes.plans import two_tails
+from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage, two_tails
 from tests.flows.planning.entries.entry_cases import case
 from tests.triton_backend.scheduler.test_scheduler_properties import boarding_plans
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.cluster import NodeGroup
+from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.simulator.failures import Failure
-from triton_backend.simulator.offered import Deterministic
+from triton_backend.simulator.offered import POISSON, Deterministic
 from triton_backend.simulator.results import SimResult
 from triton_backend.simulator.run import Stepwise, simulate
 from triton_backend.simulator.scenario import PlanChange, SimOptions
@@ -110,3 +111,39 @@ def test_two_tails_fill_their_shared_batches_and_alone_they_do_not_fit() -> None
     alone = simulate(plan, replace(options, shared_batches=False))
     assert alone.attainment < 0.9
     assert alone.to_dict()["entries"]["net"]["e0"]["shared_batch_fill"] is None
+
+
+def boards_behind_batches() -> Plan:
+    """Batches of two, of which two run together behind: 2,800 requests/s at most."""
+    first, last = (PlacementRun(node=0, gpu=0, slot=0, nodes=1, gpus=n, slots=1) for n in (13, 7))
+    last = replace(last, node=1)
+    pipeline = hand_pipeline(
+        hand_stage((0, 2), "A", first, (7_400, 9_200)),
+        hand_stage((2, 4), "B", last, (4_900, 6_500, 8_200, 9_900), boards=True),
+        batch=2,
+        rate_rps=2_800.0,
+    )
+    stages = pipeline.pipeline.stages
+    stages = (stages[0], replace(stages[1], batch=4))
+    pipeline = replace(pipeline, pipeline=replace(pipeline.pipeline, stages=stages))
+    model = hand_model("net", pipeline, slo_us=39_600, policy="reservation-ahead")
+    nodes = [
+        NodeGroup(count=1, gpu_class=name, gpus=gpus, nic_gbps=10)
+        for name, gpus in (("A", 13), ("B", 7))
+    ]
+    return hand_plan(model, nodes=nodes)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("load", "least"),
+    [
+        pytest.param(0.9, 0.9, id="all, however long"),
+        pytest.param(1.1, 0.95, id="overload"),
+        pytest.param(1.5, 0.95, id="much overload"),
+    ],
+)
+def test_batches_that_join_others_behind_stay_full_under_load(load: float, least: float) -> None:
+    options = SimOptions(duration_s=30, load_factor=load, arrivals=POISSON, seed=1)
+    result = simulate(boards_behind_batches(), options)
+    assert load * result.attainment >= 0.995 * least

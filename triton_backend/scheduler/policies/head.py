@@ -125,7 +125,7 @@ def waits(tables: Tables, number: int, pipeline: int, size: int, rank_by: int) -
     if size <= queue["samples"] or queue["expired"] == head:
         return False
     if tables.topology.pipelines[pipeline]["boards"] > 0:
-        moment = _last_moment_aboard(tables, number, pipeline, size)
+        moment = _last_moment_aboard(tables, number, pipeline, size, rank_by)
     else:
         moment = _last_moment(tables, number, pipeline, rank_by)
     queue["until_us"] = moment
@@ -170,17 +170,21 @@ def _last_moment(tables: Tables, number: int, pipeline: int, rank_by: int) -> in
 
 
 @inlined
-def _last_moment_aboard(tables: Tables, number: int, pipeline: int, size: int) -> int:
+def _last_moment_aboard(tables: Tables, number: int, pipeline: int, size: int, rank_by: int) -> int:
     """Until when a queue may wait where a later stage boards.
 
-    The shared batch needs time for company too.
+    The shared batch needs time for company too. Where resources leave none, the queue waits as any
+    other does while they are busy: a batch of one that is reserved far ahead would take the time of
+    a full one.
     """
     topology = tables.topology
     now = tables.counts[0]["now_us"]
     first = topology.pipelines[pipeline]["first_stage"]
     latest = tables.requests[tables.queues[number]["first"]]["gather_by_us"]
     latest -= topology.stages[first]["company_us"] + topology.path_us[pipeline, size]
-    return latest if now + tables.quotes[pipeline]["wait_us"] <= latest else now
+    if now + tables.quotes[pipeline]["wait_us"] <= latest:
+        return latest
+    return _last_moment(tables, number, pipeline, rank_by)
 
 
 @kernel

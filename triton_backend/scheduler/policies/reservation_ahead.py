@@ -62,9 +62,27 @@ def wastes_capacity(tables: Tables, number: int, pipeline: int, size: int) -> bo
     if planned < tables.queues[number]["samples"]:
         most = prefix(tables, number, planned)
     if size >= most:
-        return False
+        return _fills_badly(tables, pipeline)
     probe(tables, pipeline, planned, tables.counts[0]["now_us"], BY_UPLINK)
     return tables.quotes[pipeline]["wait_us"] > 0
+
+
+@kernel
+def _fills_badly(tables: Tables, pipeline: int) -> bool:
+    """True if what is offered opens a shared batch that is smaller than planned and has to wait.
+
+    False where pools carry the measured rate in batches as small as that.
+    """
+    row = tables.topology.pipelines[pipeline]
+    if row["boards"] == 0:
+        return False
+    for hop in range(row["stages"]):
+        planned = tables.topology.stages[row["first_stage"] + hop]["capacity"]
+        offer = tables.offers[pipeline, hop]
+        small = offer["shared_batch"] == NONE and offer["capacity"] < planned
+        if small and offer["start_us"] > offer["move_end_us"]:
+            return needs_company(tables, pipeline, offer["capacity"], 0.0)
+    return False
 
 
 @kernel

@@ -30,6 +30,7 @@ FEW = (
     "advice",
     "company",
     "head",
+    "heaps",
     "late",
     "late_rules",
     "low",
