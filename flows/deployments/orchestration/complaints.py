@@ -14,8 +14,10 @@ from flows.deployments.parameters import Parameters
 from triton_backend.contract.errors import InputError, InvariantError, PoolPipeError
 
 LOGGERS = ("prefect.flow_runs", "prefect.task_runs", "prefect.engine")  # of a run's own process
-# A command stands as users type it.
-_COMMAND_OR_FLAG = re.compile(r"`poolpipe [^`]*`|(?<![\w-])--[a-z][a-z-]*")
+# A command stands as users type it, and that of a process as it was typed.
+_COMMAND_OR_FLAG = re.compile(
+    r"`poolpipe [^`]*`|process \d+ \(.*\), since|(?<![\w-])--[a-z][a-z-]*"
+)
 _OPTION = "option "
 Made = TypeVar("Made", bound=Any)
 

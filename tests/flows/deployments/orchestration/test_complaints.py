@@ -31,6 +31,11 @@ DEPLOYMENTS = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
         (PlanParameters, InputError("--keep net", "is 0"), "minimum_rps net: is 0"),
         (RolloutParameters, InputError("rollout --canary", "no"), "rollout canary: no"),
         (PlanParameters, InputError("a", "try `poolpipe plan --gap 1`, --loud"), None),
+        (
+            PlanParameters,
+            InputError("a.lock", "(--gap beside): process 7 (poolpipe plan --gap 1), since 2026"),
+            "a.lock: (gap beside): process 7 (poolpipe plan --gap 1), since 2026",
+        ),
         (PlanParameters, InfeasibleError("net", "no plan"), None),
     ],
 )
