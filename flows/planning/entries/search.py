@@ -80,7 +80,7 @@ def cheapest(
         found, _ = seated(field, ways, limits)
         plan = pooled_ways(field, found) if found else pooled(field, _alone(field))
         return plan, raised(bound, step)
-    if watch.over():  # what a search begins with takes long
+    if watch.over():  # the set-up of a search takes long
         return pooled(field, _alone(field)), raised(float(field.parts().min(axis=0).sum()), step)
     search = _search(field, watch, gap=gap, step=step, wanted=wanted)
     bound = search.run(prove=prove)
