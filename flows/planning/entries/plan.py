@@ -232,6 +232,8 @@ def in_any_phase(rule: Rule, table: ModelTable, inputs: Inputs) -> Solved:
     found: list[Solved] = []
     failed: InfeasibleError | None = None
     for number, period_us in enumerate(table.references_us):
+        if found and inputs.watch.over():
+            break
         part = inputs.watch.part(1 / (len(table.references_us) - number))
         try:
             solved = rule(in_periods_of(table, period_us), replace(inputs, prove=False, watch=part))

@@ -80,6 +80,8 @@ def cheapest(
         found, _ = seated(field, ways, limits)
         plan = pooled_ways(field, found) if found else pooled(field, _alone(field))
         return plan, raised(bound, step)
+    if watch.over():  # the set-up of a search takes long
+        return pooled(field, _alone(field)), raised(float(field.parts().min(axis=0).sum()), step)
     search = _search(field, watch, gap=gap, step=step, wanted=wanted)
     bound = search.run(prove=prove)
     return search.plan, bound
@@ -220,6 +222,8 @@ class _Search:
         prices, ways, bound = lowest.copy(), set[SeatRoute](), float(lowest.sum())
         parts = _parts(self.problem)
         for number, own in enumerate(parts):
+            if self.watch.over():
+                break
             watch = self.watch.part(1 / (len(parts) - number + 1))
             part = GroupingProblem(self.problem.table, [self.problem.items[n] for n in own])
             search = _search(part, watch, gap=self.gap, step=self.step)

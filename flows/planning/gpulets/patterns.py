@@ -75,6 +75,7 @@ class Patterns:
         self.tables = tables
         self.number = number
         self.table: ClassTable = tables.classes[number]
+        self._watch = clock
         self._shares = sorted(self.table.cells)
         self.options = {
             share: options_of(tables, self.table, share, clock) for share in self._shares
@@ -84,7 +85,8 @@ class Patterns:
     def _side(self) -> Side:
         """The options of all shares as `search` takes them.
 
-        Buckets of pressure are so wide that all neighbours together press `LEVELS` at most.
+        Buckets of pressure are so wide that all neighbours together press `LEVELS` at most. Levels
+        that the time leaves out take the speeds of the level below: a part is no faster than that.
         """
         options, table = [self.options[share] for share in self._shares], self.table
         own = Options.joined(options)
@@ -101,14 +103,19 @@ class Patterns:
             # rounding must not put a pressure below the lower edge of its bucket
             bucket -= own.pressure < bucket * step
         every, felt = np.arange(own.number), step * (1 - EXACT) * np.arange(levels)
-        turns = [own.turns_us(every, level, table.inflation) for level in felt]
+        speed = np.empty((own.number, levels))
+        for level, pressed in enumerate(felt):
+            if level and self._watch.over():
+                speed[:, level:] = speed[:, level - 1, None]
+                break
+            speed[:, level] = own.speed(every, own.turns_us(every, pressed, table.inflation))
         return Side(
             own=own,
             bucket=bucket,
             start=np.append(start, own.number),
             first=np.searchsorted(share[start], np.arange(len(options) + 1)),
             lowest=np.minimum.reduceat(bucket, start),
-            speed=np.stack([own.speed(every, each) for each in turns], axis=1),
+            speed=speed,
         )
 
     def best(self, worth: Worths, watch: Watch) -> tuple[list[tuple[float, Pattern]], bool]:

@@ -257,7 +257,9 @@ def _wait_started(
     compiled_us, begun = None, 0  # of models, each of which is a process
     while polls < START_POLLS:
         if child.poll() is not None:
-            raise ServerError(f"the server ended with {child.code}")
+            stopped = child.code in (0, -signal.SIGTERM)  # as `stop` ends a keeper
+            how = "was stopped before it was ready" if stopped else f"ended with {child.code}"
+            raise ServerError(f"the server {how}")
         text, polls = STARTING if compiled_us is None else COMPILING, polls + 1
         with contextlib.suppress(InputError, ServerError):
             state = read_state(folder)

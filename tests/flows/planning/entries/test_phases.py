@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from flows.clock import Stopwatch
+from flows.planning.entries.groups import GroupingProblem
 from flows.planning.entries.phases import fitted, least_vgpus
 from flows.planning.entries.plan import Solved, exactly, in_any_phase
 from flows.planning.entries.pooling import Pooled
+from flows.planning.entries.pricer import Groups
 from flows.planning.entries.tables import ModelTable, in_periods_of, read_tables
 from flows.planning.registry import Inputs
 from flows.planning.watch import Watch
@@ -127,6 +129,28 @@ def test_every_period_has_its_part_of_the_time() -> None:
 
     in_any_phase(rule, table, inputs)
     assert limits == pytest.approx([25.0 + 75.0 * n / count for n in range(count + 1)])
+
+
+def test_a_plan_that_has_no_time_left_begins_no_further_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = replace(EVEN, own={**EVEN.own, "phases": "any"})
+    clock = Held()
+    inputs = inputs_of(case(0, 60, rates=(40.0, 90.0)), options)
+    (table,) = read_tables(inputs)
+
+    def slow(field: GroupingProblem) -> Groups:
+        clock.now_s += 1.0
+        return Groups(field)
+
+    monkeypatch.setattr("flows.planning.entries.search.Groups", slow)
+    short = replace(inputs, watch=Watch(limit_s=2.0, _clock=clock))
+    solved = in_any_phase(exactly, table, short)
+    assert clock.now_s <= 3.0
+    members = sorted(m for chain in solved.pooled.chains for m in chain.item.members)
+    assert members == list(range(60))
+    assert solved.bound is not None
+    assert 0 < solved.bound <= solved.pooled.cost
 
 
 def plans_at_each_period(problem: Case) -> Iterator[tuple[Pooled, Pooled]]:

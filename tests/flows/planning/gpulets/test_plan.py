@@ -20,6 +20,7 @@ from flows.planning.watch import Watch
 from tests.flows.planning.gpulets.cases import (
     MODEL,
     Case,
+    Held,
     best_throughput,
     case,
     fewest_gpus,
@@ -351,18 +352,6 @@ def test_choices_are_enumerated_until_time_is_over(monkeypatch: pytest.MonkeyPat
             interference={"G": MODEL},
         )
     assert sets == []
-
-
-class Held(Stopwatch):
-    """A clock that stands still until it is set."""
-
-    now_s = 0.0
-
-    def seconds(self) -> float:
-        return self.now_s
-
-    def restart(self) -> float:
-        return self.now_s
 
 
 @pytest.mark.parametrize("seed", [1, 2, 5])

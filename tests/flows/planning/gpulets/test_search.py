@@ -10,13 +10,14 @@ from flows.planning.engine.pricing import Duals
 from flows.planning.gpulets import patterns as asking
 from flows.planning.gpulets import search as kernels
 from flows.planning.gpulets.master import Master, PatternPricer
+from flows.planning.gpulets.parts import Options
 from flows.planning.gpulets.patterns import Pattern, Patterns
 from flows.planning.gpulets.search import Worths
 from flows.planning.gpulets.tables import read_tables
 from flows.planning.registry import Inputs, PlanOptions
-from flows.planning.solver.arrays import Floats
+from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.watch import Watch
-from tests.flows.planning.gpulets.cases import MODEL, case
+from tests.flows.planning.gpulets.cases import MODEL, Held, case
 
 CASES = (
     (5, 3, 2, 2),
@@ -128,6 +129,27 @@ def test_a_search_that_is_called_again_goes_on(monkeypatch: pytest.MonkeyPatch) 
         assert [(v, p.key) for v, p in found] == [(v, p.key) for v, p in best[0]]
         assert ([p.key for p in near], least) == ([p.key for p in above[0]], above[1])
     assert len(calls) > 50 * len(prices)
+
+
+def test_the_time_bounds_how_closely_options_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A search over options that fewer levels of pressure tell apart finds the same patterns."""
+    tables, clock = read_tables(inputs_of(6, 3, 2, 3)), Held()
+    worth = Worths.of(np.full(3, 0.004), np.zeros(3), np.full(3, 200.0))
+    (value, best), *_ = Patterns(tables, 0).best(worth, Watch())[0]
+    turns_us = Options.turns_us
+
+    def slow(own: Options, rows: Ints, felt: Floats | float, inflation: float) -> Floats:
+        clock.now_s += len(rows) == own.number  # a level of all options
+        return turns_us(own, rows, felt, inflation)
+
+    monkeypatch.setattr(Options, "turns_us", slow)
+    short = Patterns(tables, 0, Watch(limit_s=3.0, _clock=clock))
+    found, whole = short.best(worth, Watch())
+    assert clock.now_s == 3.0
+    assert whole
+    assert [(v, p.key) for v, p in found][:1] == [(value, best.key)]
 
 
 def test_prices_prove_nothing_where_the_time_ends_a_search(

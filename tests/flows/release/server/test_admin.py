@@ -80,6 +80,25 @@ def test_a_start_that_compiles_is_waited_for_as_long_as_it_shows_that_it_lives(
             admin._wait_started(tmp_path, child, said.append, wait_for_workers=False)
 
 
+@pytest.mark.parametrize(
+    ("ending", "reason"),
+    [
+        ("raise SystemExit(0)", "was stopped before it was ready"),
+        ("import os; os.kill(os.getpid(), 15)", "was stopped before it was ready"),
+        ("raise SystemExit(3)", "ended with 3"),
+    ],
+)
+def test_a_start_that_another_command_stops_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, reason: str
+) -> None:
+    monkeypatch.setattr(admin, "POLL_SECONDS", 0.01)
+    process = subprocess.Popen([sys.executable, "-c", ending])
+    child = admin._Child(process.pid)
+    with pytest.raises(ServerError, match=f"^the server {reason}$"):
+        admin._wait_started(tmp_path, child, [].append, wait_for_workers=False)
+    process.returncode = child.code  # `_Child` has waited for it
+
+
 def test_a_start_of_many_models_is_waited_for_as_long_as_they_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
