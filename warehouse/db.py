@@ -25,6 +25,8 @@ from warehouse.schema import migrate, schema_version
 QUERY_FOLDER = Path(__file__).parent / "queries"
 # DuckDB names no holder that is of another container, or gone by the time it looks.
 _LOCKED = re.compile(r"Conflicting lock is held in (?:(.+?) \(PID (\d+)\))?")
+_MAGIC_AT, _MAGIC = 8, b"DUCK"  # of a database file
+_FOREIGN = "is not a warehouse (not a DuckDB file)"
 
 
 # Only extensions compiled into DuckDB's wheel are used; none is fetched.
@@ -137,6 +139,8 @@ def open_warehouse(path: Path | str, *, read_only: bool = False) -> Warehouse:
     # Root may write anything; a read-only file was made so on purpose all the same.
     if existed and not read_only and not path.stat().st_mode & 0o222:
         raise InputError(where, "cannot be written (the file is read-only)")
+    if path.is_file() and path.stat().st_size and not is_database(path):
+        raise InputError(where, _FOREIGN)  # DuckDB takes tables such as *.csv for databases
     try:
         connection = duckdb.connect(where, read_only=read_only, config=OFFLINE)
     except duckdb.Error as error:
@@ -155,6 +159,16 @@ def open_warehouse(path: Path | str, *, read_only: bool = False) -> Warehouse:
             path.with_name(f"{path.name}.wal").unlink(missing_ok=True)
         raise
     return Warehouse(path, connection)
+
+
+def is_database(path: Path) -> bool:
+    """True of a DuckDB file.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        return file.read(len(_MAGIC) + _MAGIC_AT)[_MAGIC_AT:] == _MAGIC
 
 
 @contextmanager
@@ -208,7 +222,7 @@ def _reason(error: duckdb.Error) -> str:
     if "Permission denied" in text or "Read-only file system" in text or "read-only" in text:
         return "cannot be written (permission denied)"
     if "not a valid DuckDB database file" in text:
-        return "is not a warehouse (not a DuckDB file)"
+        return _FOREIGN
     return text.strip().splitlines()[0]
 
 

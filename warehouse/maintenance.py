@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import duckdb
 
 from triton_backend.contract.errors import InputError
-from warehouse.db import Warehouse, open_warehouse
+from warehouse.db import Warehouse, is_database, open_warehouse
 from warehouse.profiles import stale_blocks
 
 PRUNED = (
@@ -30,7 +30,6 @@ PRUNED = (
     "rollout_steps",
 )
 _READ_ONLY = 0o444
-_MAGIC_AT, _MAGIC = 8, b"DUCK"  # of a DuckDB file
 
 
 def check(warehouse: Warehouse) -> list[str]:
@@ -99,10 +98,7 @@ def _is_snapshot(path: Path) -> bool:
     about = path.stat()
     if about.st_size == 0:
         return True
-    with path.open("rb") as file:
-        return (
-            file.read(len(_MAGIC) + _MAGIC_AT)[_MAGIC_AT:] == _MAGIC and not about.st_mode & 0o222
-        )
+    return is_database(path) and not about.st_mode & 0o222
 
 
 def export_parquet(warehouse: Warehouse, folder: Path) -> list[Path]:

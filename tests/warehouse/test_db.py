@@ -291,10 +291,17 @@ def test_a_newer_warehouse_is_refused(tmp_path: Path) -> None:
         open_warehouse(path)
 
 
-def test_a_file_that_is_no_warehouse_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("hello, this is no database at all" * 200)
+@pytest.mark.parametrize("name", ["text", "table.csv", "table.json", "table.parquet"])
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_file_that_is_no_database_is_refused(
+    tmp_path: Path, name: str, *, read_only: bool
+) -> None:
+    (tmp_path / name).write_text("hello, this is no database at all\n" * 200)
     with pytest.raises(InputError, match="not a DuckDB file"):
-        open_warehouse(tmp_path / "text")
+        open_warehouse(tmp_path / name, read_only=read_only)
+
+
+def test_a_database_of_others_is_refused(tmp_path: Path) -> None:
     duckdb.connect(str(tmp_path / "foreign")).execute("CREATE TABLE t (i INTEGER)").close()
     with pytest.raises(InputError, match=r"foreign tables \(t\)"):
         open_warehouse(tmp_path / "foreign")

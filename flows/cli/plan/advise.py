@@ -56,12 +56,12 @@ def advise(
     work = workspace(warehouse)
     check_known(work, (cluster, workload), contents)
     profiles, warnings = load_profiles(work, *contents)
-    notes(warnings)
     with progress("reading the log") as report:
         log = read_access_log(access_log, now=now_utc())
         planned = {*asked_names(contents[1]).values()}
         left_out = {name: n for name, n in log.requests.items() if name not in planned}
         ways = ways_of(log, profiles, *contents, period_s=period_s, report=report)
+    notes(warnings)
     if left_out:
         note(f"requests of names that the workload lacks are left out: {left_out}")
     if log.undated:

@@ -74,11 +74,12 @@ def whatif(
 
         check_drawable(chart)
     numbers = parse_values(values)
-    start = _start(warehouse, (cluster, workload), options)
+    start, warnings = _start(warehouse, (cluster, workload), options)
     situations = {
         name: varied(replace(start, options=PlanOptions(planner=name, **options)), vary, numbers)
         for name in planner or ["pool"]
     }
+    notes(warnings)
     curves: dict[str, list[Point]] = {name: [] for name in situations}
     with progress("planning") as report:
         for name, varieties in situations.items():
@@ -127,7 +128,9 @@ def parse_values(text: str) -> list[float]:
     return [first + step * index for index in range(count)]
 
 
-def _start(warehouse: Path, files: tuple[Path, Path], options: Mapping[str, Any]) -> "Situation":
+def _start(
+    warehouse: Path, files: tuple[Path, Path], options: Mapping[str, Any]
+) -> "tuple[Situation, list[str]]":
     from flows.cli.project import check_known
     from flows.files import read_cluster, read_workload
     from flows.planning import PlanOptions
@@ -136,9 +139,7 @@ def _start(warehouse: Path, files: tuple[Path, Path], options: Mapping[str, Any]
 
     work, cluster, workload = workspace(warehouse), read_cluster(files[0]), read_workload(files[1])
     check_known(work, files, (cluster, workload))
-    start, warnings = situation_of(work, cluster, workload, PlanOptions(**options))
-    notes(warnings)
-    return start
+    return situation_of(work, cluster, workload, PlanOptions(**options))
 
 
 def _draw(curves: Curves, labels: tuple[str, str], path: Path) -> None:
