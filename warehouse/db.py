@@ -10,7 +10,7 @@ import os
 import re
 import threading
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -109,11 +109,13 @@ class Warehouse:
     def transaction(self) -> Generator[None]:
         """All or nothing."""
         with self.lock:
-            self.connection.begin()
             try:
+                with interruptible(self.connection):
+                    self.connection.begin()
                 yield
             except BaseException:
-                self.connection.rollback()
+                with suppress(duckdb.TransactionException):  # an interrupt came before it began
+                    self.connection.rollback()
                 raise
             with _naming_room(self.path), interruptible(self.connection):
                 self.connection.commit()

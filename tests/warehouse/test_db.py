@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any, cast
 
 import duckdb
 import numpy as np
@@ -260,6 +261,28 @@ def test_an_interrupt_of_a_query_stays_one(
     assert store.rows("SELECT 1 AS one") == [{"one": 1}]
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_interrupt_while_a_transaction_begins_stays_one(
+    store: Warehouse, *, begun: bool
+) -> None:
+    class Interrupted:
+        """A connection whose `begin` ends as DuckDB's does where a signal comes meanwhile."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(store.connection, name)
+
+        def begin(self) -> None:
+            if begun:
+                store.connection.begin()
+            raise RuntimeError("Query interrupted") from KeyboardInterrupt()
+
+    interrupted = replace(store, connection=cast("Any", Interrupted()))
+    with pytest.raises(KeyboardInterrupt), interrupted.transaction():
+        pytest.fail("it never begins")
+    with store.transaction():
+        assert store.rows("SELECT 1 AS one") == [{"one": 1}]
+
+
 def test_reopening_applies_no_migration_twice(tmp_path: Path) -> None:
     open_warehouse(tmp_path / "w.duckdb").close()
     with open_warehouse(tmp_path / "w.duckdb") as warehouse:
@@ -357,6 +380,7 @@ def test_a_warehouse_is_in_use_where_its_holder_cannot_be_named(
 KILLED = """
 import os, sys
 from pathlib import Path
+from typing import Any, cast
 from warehouse.db import open_warehouse
 store = open_warehouse(Path(sys.argv[1]))
 os._exit(1)
@@ -374,6 +398,7 @@ def test_a_warehouse_whose_first_process_was_killed_can_be_opened(tmp_path: Path
 FULL = """
 import resource, sys
 from pathlib import Path
+from typing import Any, cast
 from warehouse.db import open_warehouse
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
 try:
