@@ -33,16 +33,18 @@ def replaced(folder: Path, ours: Iterable[str]) -> Generator[Path]:
 
     Raises:
         InputError: the folder is a file, or has files that no rendering wrote.
+        OSError: no rendering can lie there.
     """
     _check(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     # An existing folder may be the only one here that is writable, or on its own file system.
     place = folder if folder.is_dir() else folder.parent
     _clear(place)
-    with (
-        TemporaryDirectory(dir=place, prefix=SCRATCH, ignore_cleanup_errors=True) as scratch,
-        _locked(Path(scratch)),
-    ):
+    try:
+        rendering = TemporaryDirectory(dir=place, prefix=SCRATCH, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(folder)) from error
+    with rendering as scratch, _locked(Path(scratch)):
         made = Path(scratch) / RENDERING
         made.mkdir()
         yield made

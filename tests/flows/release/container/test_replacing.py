@@ -47,3 +47,10 @@ def test_a_rendering_leaves_folders_alone_that_hold_something_else(tmp_path: Pat
     render(tmp_path / "bundle")
     assert (left / "notes.txt").exists()
     assert (left / "bundle" / "part").exists()
+
+
+def test_a_folder_that_cannot_be_is_named_as_it_was_given() -> None:
+    folder = Path("/proc/bundle")
+    with pytest.raises(OSError, match=r"No such file") as refused, replaced(folder, ()):
+        pytest.fail("it was written")
+    assert refused.value.filename == str(folder)
