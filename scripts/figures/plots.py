@@ -108,7 +108,7 @@ def gaps(canvas: Canvas, figures: Figures) -> None:
     axes.axvline(5.2, color=PAPER, linestyle="--", label="published, two stages: mean time")
     axes.axvline(33, color=PAPER, linestyle=":", label="published, two stages: worst time")
     axes.set(xscale="log", yscale="log", xlabel="seconds to plan", ylabel="gap to the bound")
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
 
 
 def growth(canvas: Canvas, figures: Figures) -> None:
@@ -129,7 +129,7 @@ def growth(canvas: Canvas, figures: Figures) -> None:
     left.set(xscale="log", yscale="log", xlabel="models", ylabel="CPU seconds, gap 1 %")
     middle.set(xscale="log", xlabel="GPUs, 72 models")
     right.set(xlabel="GPU classes, 72 models")
-    left.legend(frameon=False)
+    left.legend(frameon=False, loc="lower right")
     for axes in (left, middle):
         axes.minorticks_off()
     left.set_xticks((18, 72, 396), ("18", "72", "396"))
@@ -173,7 +173,7 @@ def answer_times(canvas: Canvas, figures: Figures) -> None:
     right.set(ylabel="share of time in which vGPUs run")
     for axes in (left, right):
         axes.set(xlabel="load, of the planned rate", xlim=(0, 1), ylim=(0, 1))
-    left.legend(frameon=False)
+    left.legend(frameon=False, loc="upper right")
 
 
 def reality(canvas: Canvas, figures: Figures) -> None:
@@ -232,7 +232,7 @@ def small_model(canvas: Canvas, figures: Figures) -> None:
     axes.scatter([x for x, _ in points], [y for _, y in points], c=OURS, s=20)
     axes.axhline(99, color=TARGET, linestyle="--", label="target")
     axes.set(xlabel="load average of the machine (two cores)", ylabel="attained, %", ylim=(0, 103))
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower left")
 
 
 def symphony(canvas: Canvas, figures: Figures) -> None:
@@ -252,7 +252,7 @@ def symphony(canvas: Canvas, figures: Figures) -> None:
     names = ("deferred", "shepherd", "nexus", "triton,\nuntuned")
     _bars(left, names, goodput, (OURS, THEIRS))
     left.set_ylabel("goodput on 8 GPUs, requests/s")
-    left.legend(frameon=False, fontsize=8)
+    left.legend(frameon=False, fontsize=8, loc="upper right")
     busy = [figures.value(f"symphony.busy{k}") for k in range(6)]
     right.bar(range(1, 9), [*busy, 0, 0], color=OURS)
     right.set(xlabel="GPU", ylabel="busy share, deferred,\n3,000 requests/s", ylim=(0, 1))
@@ -314,7 +314,7 @@ def graft(canvas: Canvas, figures: Figures) -> None:
     }
     _bars(left, GRAFT_MODELS, saved, (OURS, PAPER))
     left.set_ylabel("GPU share saved, %")
-    left.legend(frameon=False, fontsize=8)
+    left.legend(frameon=False, fontsize=8, loc="upper left")
     for model in GRAFT_MODELS:
         kinds = ("any", "headroom1_25", "headroom1_5")
         attained = [figures.value(f"graft.{kind}.{model}") for kind in kinds]
@@ -322,7 +322,7 @@ def graft(canvas: Canvas, figures: Figures) -> None:
     right.axhline(99, color=TARGET, linestyle="--")
     right.set(xlabel="headroom", ylabel="in time, Poisson, %")
     right.set_xticks((1, 1.25, 1.5))
-    right.legend(frameon=False, fontsize=8)
+    right.legend(frameon=False, fontsize=8, loc="lower right")
 
 
 def against_triton(canvas: Canvas, figures: Figures) -> None:

@@ -24,7 +24,7 @@ from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import BYTES_PER_GIB
 
 AUTO = "auto"
-_TRIES = 8  # more sub-clusters, or GPUs, than the least that may do
+TRIES = 8  # more sub-clusters, or GPUs, than the least that may do; scales below a bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,10 +168,10 @@ def _parted(
     Even ones may take a GPU more for each part; sizes are free where none of them fits.
     """
     parts, gpus = least
-    most = parts if fixed else min(len(whole.load), whole.gpus, parts + _TRIES)
+    most = parts if fixed else min(len(whole.load), whole.gpus, parts + TRIES)
     for count in range(parts, most + 1):
         before = np.where(whole.before < count, whole.before, -1)  # those that hold most bytes
-        numbers = range(max(gpus, count), min(whole.gpus, max(gpus, count) + _TRIES) + 1)
+        numbers = range(max(gpus, count), min(whole.gpus, max(gpus, count) + TRIES) + 1)
         tried = [(True, number) for number in numbers[: count + 1]]
         tried += [(False, number) for number in numbers if count > 1]
         for even, number in tried:

@@ -8,12 +8,16 @@ from flows.planning.engine.level import halved
 from flows.planning.solver.tolerances import ROUNDING
 from flows.planning.subclusters.classes import evenest
 from flows.planning.subclusters.demands import Demands
-from flows.planning.subclusters.division import Subcluster, divided, does_not_divide, to_class
+from flows.planning.subclusters.division import (
+    TRIES,
+    Subcluster,
+    divided,
+    does_not_divide,
+    to_class,
+)
 from flows.planning.subclusters.free import needed
 from flows.planning.subclusters.partition import ClusterPartition, spread
 from flows.planning.subclusters.reach import changes_of, largest, out_of_reach, scale_bound
-
-_TRIES = 8  # scales between the one reached and its bound
 
 
 def largest_scale(
@@ -62,7 +66,7 @@ def _proven_scale(asked: Demands, reached: float, bound: float) -> float:
         made = evenest(to_class(asked, asked.least_load(asked.rates(scale))))
         return made is not None and made[1] <= 1 + 1e-6
 
-    above = halved(open_, reached, bound, _TRIES, gap)[1]
+    above = halved(open_, reached, bound, TRIES, gap)[1]
     settled = reached * (1 + gap)
     return settled if settled < above and not open_(settled) else above
 
