@@ -49,6 +49,7 @@ MARKS = "slow", "long"
 """Files with such a test come before those without: what is left at the end is short."""
 
 STARTING = {"subprocess.Popen", "os.fork", "os.posix_spawn"}
+PLAIN_REQUESTS = 1_000  # 100,000 take minutes
 QUICK_PROGRAMS = {"fc-list", "git", "lscpu", "uname"}  # calls of libraries and of our own tests
 _started: list[str] = []
 
@@ -124,3 +125,12 @@ def _all_cores() -> Iterator[None]:
     before = os.sched_getaffinity(0)
     yield
     os.sched_setaffinity(0, before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _few_requests_of_plain_kernels() -> Iterator[None]:
+    """Where kernels run as plain Python, a plan is simulated for `PLAIN_REQUESTS`, not 100,000."""
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ.get("NUMBA_DISABLE_JIT") == "1":
+            patch.setattr("flows.planning.promises.attainment.MOST_REQUESTS", PLAIN_REQUESTS)
+        yield
