@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -15,6 +16,8 @@ SPANS_AT_ONCE = 2048
 NS_PER_US = 1000
 SERVICE = "poolpipe"
 _LOGGER = "opentelemetry"
+_CAUSE = re.compile(r"""\(Caused by \w+\(["'](?:<[^>]*>|\w+\([^)]*\)): (.*)["']\)\)$""")
+"""The reason in urllib3's text of a connection that fails, behind its own objects and numbers."""
 
 
 class ReceiverError(PoolPipeError):
@@ -114,7 +117,9 @@ class _LastMessage(logging.Handler):
         # The attempts before name the reason, the last message only that there were enough.
         self.ended_waiting = "max retries" in text
         if not self.ended_waiting:
-            self.text = text.split(" encountered while ")[0]
+            said = text.split(" encountered while ")[0]
+            cause = _CAUSE.search(said)
+            self.text = cause[1] if cause else said
 
     def close(self) -> None:
         """Let the library's messages go where they went."""
