@@ -27,7 +27,7 @@ def pytest_in(folder: Path, *options: str) -> int:
 def test_a_few_that_failed_are_named_and_many_are_not(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_beside.py").write_text(BESIDE)
-    cache = tmp_path / ".pytest_cache" / "v" / "cache" / "lastfailed"
+    cache = tmp_path / ".pytest_cache"
     assert few_failed(5, cache) == []
     assert pytest_in(tmp_path, "--cache-clear", "--numprocesses", "2") == 1
     names = ["test_beside.py::test_of[1]", "test_beside.py::test_of[3]"]
