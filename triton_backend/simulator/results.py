@@ -27,6 +27,7 @@ from triton_backend.simulator.world import (
 # or no application's
 OPTIONAL = ("model", "entry", "application", "dispatch_us", "batch_id", "batch_samples")
 HIGH, LOW = "high", "low"
+SPANS = 20  # parts of a run whose means differ by chance
 
 
 class Changed(NamedTuple):
@@ -73,12 +74,18 @@ class Quantiles(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Outcomes of requests."""
+    """Outcomes of requests.
+
+    Attributes:
+        error: standard error of the attainment, from the means of `SPANS` parts of the run with
+            equally many requests (batch means: misses of one burst are not independent).
+    """
 
     offered: int
     served: int
     late: int
     dropped: int
+    error: float = field(default=0.0, compare=False)
 
     @property
     def attainment(self) -> float:
@@ -97,11 +104,22 @@ class Outcome:
 
     @classmethod
     def of(cls, rows: Records) -> "Outcome":
-        """Of `REQUEST_RECORD` rows."""
+        """Of `REQUEST_RECORD` rows by arrival."""
         counts = np.bincount(rows["outcome"], minlength=DROPPED + 1).tolist()
         return cls(
-            offered=len(rows), served=counts[SERVED], late=counts[LATE], dropped=counts[DROPPED]
+            offered=len(rows),
+            served=counts[SERVED],
+            late=counts[LATE],
+            dropped=counts[DROPPED],
+            error=_error(rows["outcome"] == SERVED),
         )
+
+
+def _error(in_time: NDArray[np.bool_]) -> float:
+    if len(in_time) < SPANS:
+        return 0.0
+    means = [span.mean() for span in np.array_split(in_time, SPANS)]
+    return float(np.std(means, ddof=1)) / SPANS**0.5
 
 
 class SharedBatchFill(NamedTuple):
@@ -397,11 +415,20 @@ class SimResult:
     @property
     def least_attainment(self) -> float:
         """Of all models and applications that clients ask for, that which attained least."""
+        return min(outcome.attainment for outcome in self._asked_for())
+
+    def sure_attainment(self, errors: float) -> float:
+        """The least of a model or application after so many standard errors are taken off.
+
+        With two, other arrivals of the same rates seldom attain less.
+        """
+        return min(outcome.attainment - errors * outcome.error for outcome in self._asked_for())
+
+    def _asked_for(self) -> list[Outcome]:
         joint = {*self.variants, *self.plan.workload.variant_of}
         found = [model.outcome for model in self.models if model.name not in joint]
         found += [variants.outcome for variants in self.variants.values()]
-        found += [application.outcome for application in self.applications.values()]
-        return min(outcome.attainment for outcome in found)
+        return found + [application.outcome for application in self.applications.values()]
 
     def to_dict(self) -> dict[str, Any]:
         """The object of `simulate --json`."""

@@ -5,7 +5,8 @@ are. Where nothing is asked (`throughput`), the plan stays, and its rates are di
 Either way its pools carry `headroom_factor` times what it promises, as its options state.
 
 `poisson99` seeks the least factor of a grid with which the simulator finds every model and
-application in time for 99 % of Poisson arrivals at 0.9 of the promised rates (`attainment`).
+application surely in time for 99 % of Poisson arrivals at 0.9 of the promised rates, and for 99 %
+of requests at equal gaps at these rates (`attainment`).
 
 Here: for every planner. Not here: how planners of entries read a factor (`entries/tables.py`):
 phases of clients are those of the rates as listed.
@@ -18,9 +19,9 @@ from functools import cache, partial
 from flows.options import Option
 from flows.planning.certificate import plan_identity
 from flows.planning.engine.level import last
-from flows.planning.promises.attainment import LOAD, shortfall, under_poisson
+from flows.planning.promises.attainment import LOAD, shortfall, surely_attained
 from flows.planning.registry import Inputs, PlanOptions, product_planners
-from flows.planning.watch import Watch
+from flows.planning.watch import BEFORE, Watch
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import ModelPlan, Plan
 from triton_backend.contract.workload import Workload
@@ -34,8 +35,9 @@ HEADROOM = Option(
     "99 % of Poisson arrivals at 0.9), none; auto: poisson99 for entries at listed rates of "
     "planners that are not for comparison, else none.",
 )
-GRID, MOST = 20, 80  # factors are 1 to 4 in steps of 1 / 20
+GRID, MOST = 20, 400  # factors are 1 to 20 in steps of 1 / 20
 MOST_FACTOR = 1000  # as of forecasts
+_Carrying = Callable[[float, Watch], Plan]
 
 
 def headroom_of(options: PlanOptions, workload: Workload) -> str:
@@ -82,9 +84,10 @@ def without_headroom(options: PlanOptions) -> PlanOptions:
 def plan_with_headroom(made: Callable[[Inputs], Plan], inputs: Inputs) -> Plan:
     """The plan of inputs with the headroom that their options ask for.
 
-    `poisson99`: factors grow by doubled steps, then halves are tried. Where the GPUs are too few
-    for a factor that attains, or the time is over, the plan that attains most is returned; its
-    notes say so. A plan too large to be simulated is as without headroom, and says so.
+    `poisson99`: factors grow by doubled steps, then halves are tried, each for a part of the time
+    that is left; the plan of the factor found gets the rest. Where the GPUs are too few for a
+    factor that attains, or the time is over, the plan that attains most is returned; its notes say
+    so. A plan too large to be simulated is as without headroom, and says so.
 
     Args:
         made: the plan of inputs that ask for no headroom, or that state a factor and list entries.
@@ -101,10 +104,11 @@ def plan_with_headroom(made: Callable[[Inputs], Plan], inputs: Inputs) -> Plan:
     if options.objective == "throughput" and (asked == POISSON or not workload.has_entries):
         return promising_less(made(replace(inputs, options=none)), options)
 
-    def carrying(factor: float) -> Plan:
+    def carrying(factor: float, watch: Watch) -> Plan:
+        now = replace(inputs, watch=watch)
         if workload.has_entries:
-            return made(replace(inputs, options=_with(options, f"{factor:g}")))
-        more = replace(inputs, workload=at_part(workload, factor), options=none)
+            return made(replace(now, options=_with(options, f"{factor:g}")))
+        more = replace(now, workload=at_part(workload, factor), options=none)
         return _as_asked(made(more), workload, factor)
 
     return _with_factor(asked, carrying, options, inputs.watch)
@@ -119,7 +123,12 @@ def promising_less(plan: Plan, options: PlanOptions) -> Plan:
     asked = headroom_of(options, plan.workload)
     if asked == NO_HEADROOM:
         return plan
-    return _with_factor(asked, partial(_divided, plan), options, Watch())
+
+    def carrying(factor: float, watch: Watch) -> Plan:
+        del watch
+        return _divided(plan, factor)
+
+    return _with_factor(asked, carrying, options, Watch())
 
 
 def at_part(workload: Workload, part: float) -> Workload:
@@ -159,24 +168,51 @@ def advice(plan: Plan) -> str | None:
 # The search
 
 
-def _with_factor(
-    asked: str, carrying: Callable[[float], Plan], options: PlanOptions, watch: Watch
-) -> Plan:
+def _with_factor(asked: str, carrying: _Carrying, options: PlanOptions, watch: Watch) -> Plan:
     """The plan of the factor asked for; of the least one that attains, else that attains most."""
     if asked != POISSON:
-        return _stated(carrying(factor_of(asked)), options, factor_of(asked))
-    known = cache(carrying)
-    first = under_poisson(known(1.0))
+        return _stated(carrying(factor_of(asked), watch), options, factor_of(asked))
+
+    known = cache(partial(_hastily, carrying, watch=watch))
+    first = surely_attained(known(1.0))
     if first is None:
         note = "headroom: the plan is too large to be simulated, it has none"
         return _stated(_noted(known(1.0), note), options, 1.0)
-    tried = {GRID: first}
+    tried, refused = _tried(known, first, watch)
+    able = [step for step in sorted(tried) if tried[step] >= ATTAINMENT]
+    step = able[0] if able else max(sorted(tried), key=lambda each: tried[each])
+    plan = known(step / GRID)
+    if plan.objective.gap > options.gap and not watch.over():
+        plan = _longer(plan, partial(carrying, step / GRID, watch), tried[step])
+    if not able:
+        plan = _noted(plan, _not_held(tried[step], step / GRID, refused))
+    return _stated(plan, options, step / GRID)
+
+
+def _hastily(carrying: _Carrying, factor: float, watch: Watch) -> Plan:
+    """The plan of a factor in a part of the time; that of none, if need be, in all of it."""
+    if watch.limit_s is None:
+        return carrying(factor, watch)
+    try:
+        return carrying(factor, watch.part(BEFORE))
+    except InfeasibleError:
+        if factor > 1 or watch.over():
+            raise
+        return carrying(factor, watch)
+
+
+def _tried(
+    known: Callable[[float], Plan], first: float, watch: Watch
+) -> tuple[dict[int, float], dict[int, str]]:
+    """Attainment by factors in steps of 1 / `GRID`, and why some have no plan."""
+    tried, refused = {GRID: first}, dict[int, str]()
 
     def short(step: int) -> bool:
         if step not in tried and not watch.over():
             try:
-                tried[step] = under_poisson(known(step / GRID)) or 0.0
-            except InfeasibleError:
+                tried[step] = surely_attained(known(step / GRID)) or 0.0
+            except InfeasibleError as error:
+                refused[step] = f"; by {step / GRID:g}: {error}"
                 return False
         return tried.get(step, 0.0) < ATTAINMENT
 
@@ -184,21 +220,26 @@ def _with_factor(
     while high <= MOST and short(high):
         low, high, growth = high, high + growth, 2 * growth
     last(short, low, min(high, MOST + 1))
-    return _best(known, tried, options)
+    return tried, refused
 
 
-def _best(known: Callable[[float], Plan], tried: Mapping[int, float], options: PlanOptions) -> Plan:
-    able = [step for step in sorted(tried) if tried[step] >= ATTAINMENT]
-    step = able[0] if able else max(sorted(tried), key=lambda each: tried[each])
-    factor = step / GRID
-    plan = known(factor)
-    if not able:
-        note = (
-            f"headroom: {tried[step]:.2%} of Poisson arrivals at {LOAD:g} in time by a factor of "
-            f"{factor:g}, not {ATTAINMENT:.0%}"
-        )
-        plan = _noted(plan, note)
-    return _stated(plan, options, factor)
+def _not_held(attained: float, factor: float, refused: Mapping[int, str]) -> str:
+    why = refused[min(refused)] if refused else ""
+    return (
+        f"headroom: surely {attained:.2%} of Poisson arrivals at {LOAD:g}, or of requests at equal "
+        f"gaps, in time by a factor of {factor:g}, not {ATTAINMENT:.0%}{why}"
+    )
+
+
+def _longer(plan: Plan, made: Callable[[], Plan], least: float) -> Plan:
+    """The plan of the rest of the time, if it is nearer to its bound and attains as much."""
+    try:
+        found = made()
+    except InfeasibleError:
+        return plan
+    nearer = found.objective.gap < plan.objective.gap
+    attains = (surely_attained(found) or 0.0) >= min(least, ATTAINMENT)
+    return found if nearer and attains else plan
 
 
 # Plans

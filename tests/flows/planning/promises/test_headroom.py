@@ -1,5 +1,6 @@
 """Headroom for Poisson arrivals: the least factor that holds, stated in the plan."""
 
+import time
 from dataclasses import replace
 from functools import partial
 from math import nan
@@ -9,10 +10,11 @@ import pytest
 
 from flows.planning import PlanOptions, make_plan
 from flows.planning.promises import attainment
-from flows.planning.promises.headroom import HEADROOM, at_part
-from flows.planning.registry import product_planners
+from flows.planning.promises.headroom import HEADROOM, at_part, plan_with_headroom
+from flows.planning.registry import Inputs, product_planners
 from flows.planning.robust import make_robust_plan
 from flows.planning.verify.numbers import verify_plan
+from flows.planning.watch import Watch
 from scripts.golden.problems import Made, named
 from tests.flows.planning.entries.entry_cases import case, cluster, planned
 from tests.flows.planning.small import cluster as small_cluster
@@ -77,7 +79,7 @@ def test_every_planner_has_headroom_where_its_plan_falls_short(
     plan = made.plan()
     assert attained(plan) >= 0.99
     factor = plan.options["headroom_factor"]
-    assert 1 < factor <= 4
+    assert 1 < factor <= 20
     assert plan.options["headroom"] == "poisson99"
     assert verify_plan(plan, made.profiles) == []
     assert Plan.from_dict(plan.to_dict()).to_dict() == plan.to_dict()
@@ -94,12 +96,37 @@ def test_every_planner_has_headroom_where_its_plan_falls_short(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("planner", "problem"), [("gpulets", "scarce-02"), ("pool", "scarce-00")])
+@pytest.mark.parametrize(
+    ("planner", "problem"),
+    [("gpulets", "scarce-00"), ("pool", "scarce-00"), ("no-partitioning", "three-stages-02")],
+)
 def test_headroom_holds_for_arrivals_that_its_search_did_not_simulate(
     planner: str, problem: str
 ) -> None:
     plan = golden(problem, planner, headroom="poisson99").plan()
-    assert min(attained(plan, seed) for seed in (1, 2, 3)) >= 0.985
+    assert min(attained(plan, seed) for seed in range(1, 6)) >= 0.99
+
+
+@pytest.mark.long
+def test_a_planner_that_takes_all_its_time_leaves_some_for_other_factors() -> None:
+    def slow(inputs: Inputs) -> Plan:
+        plan = make_plan(inputs.profiles, inputs.cluster, inputs.workload, inputs.options)
+        while not inputs.watch.over():
+            time.sleep(0.01)
+        gap = replace(plan.objective, upper_bound=plan.objective.value * 2)
+        return replace(plan, objective=gap)
+
+    asked = workload(ModelDemand(name="net", slo_us=15_000, rate_rps=120.0))
+    inputs = Inputs(
+        profiles={"net": profile()},
+        cluster=small_cluster(4, 8, fast_hourly_cost=2, slow_hourly_cost=1),
+        workload=asked,
+        options=PlanOptions(objective="cost", slo_margin=0.0, own={"headroom": "poisson99"}),
+        watch=Watch(limit_s=4.0),
+    )
+    hasty = replace(inputs, watch=Watch(limit_s=0.0))
+    assert attained(plan_with_headroom(slow, hasty)) < 0.99
+    assert attained(plan_with_headroom(slow, inputs)) >= 0.99
 
 
 def test_every_planner_of_the_product_takes_headroom_as_one_option() -> None:
@@ -185,7 +212,9 @@ def test_the_least_factor_that_holds_is_stated() -> None:
     assert attained(plan) >= 0.99
     assert factor > 1
     less = planned(problem, own={"headroom": f"{factor - 0.05:g}"})
-    assert attained(less) < 0.99
+    sure = attainment.surely_attained(less)
+    assert sure is not None
+    assert sure < 0.99
 
 
 @pytest.mark.parametrize("planner", ["pool", "graft"])
