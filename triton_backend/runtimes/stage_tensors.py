@@ -30,10 +30,14 @@ EMULATED_OUTPUT_BYTES = 4000  # 1,000 FP32 scores
 Specs = tuple[TensorSpec, ...]
 
 
-def complete_tensors(plan: Plan) -> Plan:
+def complete_tensors(plan: Plan, served: Plan | None = None) -> Plan:
     """The plan with inputs, outputs, every boundary and every edge named.
 
     What is named stays as it is.
+
+    Args:
+        plan: as a planner made it, or completed.
+        served: the completed plan that it is to follow; emulated tensors of entries stay as there.
 
     Raises:
         InputError: tensors at the two ends of an edge of an application differ; or a model gives
@@ -51,7 +55,8 @@ def complete_tensors(plan: Plan) -> Plan:
         )
         for model in plan.models
     ]
-    models = {model.name: _complete_model(model) for model in named}
+    before = {model.name: model for model in served.models} if served else {}
+    models = {model.name: _complete_model(model, before.get(model.name)) for model in named}
     applications = tuple(_complete_application(one, models) for one in plan.applications)
     _check_rows([one.application for one in applications], models)
     _check_choices([one.application for one in applications], models)
@@ -453,11 +458,14 @@ def _seen_as_model(plan: Plan, planned: ApplicationPlan) -> ModelPlan:
     )
 
 
-def _complete_model(model: ModelPlan) -> ModelPlan:
+def _complete_model(model: ModelPlan, served: ModelPlan | None) -> ModelPlan:
     inputs = model.inputs or (_bytes_tensor("input", EMULATED_INPUT_BYTES),)
     outputs = model.outputs or (_bytes_tensor("output", _answer_bytes(model)),)
+    sent = {entry.block: entry.inputs for entry in (served.entries if served else ())}
     entries = tuple(
-        entry if entry.inputs else replace(entry, inputs=_cut(model, entry.block, inputs))
+        entry
+        if entry.inputs
+        else replace(entry, inputs=_cut(model, entry.block, inputs, sent.get(entry.block, ())))
         for entry in model.entries
     )
     cuts = {entry.block: entry.inputs for entry in entries}
@@ -484,10 +492,10 @@ def _complete_pipeline(pipeline: Pipeline, cuts: Mapping[int, Specs], outputs: S
     return replace(pipeline, stages=stages)
 
 
-def _cut(model: ModelPlan, block: int, inputs: Specs) -> Specs:
+def _cut(model: ModelPlan, block: int, inputs: Specs, sent: Specs) -> Specs:
     """The tensors that cross before a block.
 
-    Those of a stage that ends there, else one of its size.
+    Those of a stage that ends there, else the one that clients send already, else one of its size.
     """
     if block == 0:
         return inputs
@@ -495,8 +503,15 @@ def _cut(model: ModelPlan, block: int, inputs: Specs) -> Specs:
     for stage in ending:
         if stage.boundary:
             return stage.boundary
+    if [spec.name for spec in sent] == [_emulated_cut(block)]:
+        return sent
     size = ending[0].boundary_bytes_per_sample if ending else EMULATED_INPUT_BYTES
-    return (_bytes_tensor(f"cut_{block}", size),)
+    return (_bytes_tensor(_emulated_cut(block), size),)
+
+
+def _emulated_cut(block: int) -> str:
+    """The name of the tensor that stands for all that cross before a block without artifacts."""
+    return f"cut_{block}"
 
 
 def _answer_bytes(model: ModelPlan) -> int:

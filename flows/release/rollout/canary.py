@@ -56,7 +56,8 @@ def canary_plan(former: Plan, new: Plan, share: float) -> Plan:
         InputError: the plans differ in more than the pipelines of models, or these cannot be served
             side by side, or GPUs cannot hold both.
     """
-    former, new = complete_tensors(former), complete_tensors(new)
+    former = complete_tensors(former)
+    new = complete_tensors(new, former)
     where = f"plan {new.plan_id}, --canary"
     _check_alike(where, former, new)
     models = tuple(

@@ -28,7 +28,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -264,7 +263,7 @@ def change_plan(
     """
     before = plan_in_force(folder)
     check_beside(_settings(folder), plan)
-    *between, last = steps(before, complete_tensors(plan), at_once=options.at_once)
+    *between, last = steps(before, complete_tensors(plan, before), at_once=options.at_once)
     done: list[StepDone] = []
     for following in between:
         change = _change_at_once(folder, following, on_step, (ready_seconds, options))
@@ -286,12 +285,14 @@ def check_changes(
     Raises:
         InputError: one cannot, or they cannot be compared.
     """
-    for old, new in pairwise(map(complete_tensors, plans)):
+    old = complete_tensors(plans[0])
+    for plan in plans[1:]:
+        new = complete_tensors(plan, old)
         check_follows(old, new)
         if options.compare_requests:
             check_comparable(old, new, elsewhere)
         steps(old, new, at_once=options.at_once)
-        options = options.following()
+        old, options = new, options.following()
 
 
 def check_follows(old: Plan, new: Plan) -> None:
@@ -361,7 +362,7 @@ def _plan_change(folder: Path, plan: Plan) -> _Change:
     old = plan_of_generation(state.folder, old_generation)
     if is_same_plan(old, plan):
         raise InputError(f"plan {plan.plan_id}", "is being served already")
-    new = complete_tensors(plan)
+    new = complete_tensors(plan, old)
     check_follows(old, new)
     hosts = OtherHosts.of(state)
     hosts.check(old, new)

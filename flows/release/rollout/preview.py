@@ -24,7 +24,7 @@ def preview(in_force: Plan, plan: Plan, *, at_once: bool = False) -> list[dict[s
     """
     found: list[dict[str, Any]] = []
     before = complete_tensors(in_force)
-    for following in steps(before, complete_tensors(plan), at_once=at_once):
+    for following in steps(before, complete_tensors(plan, before), at_once=at_once):
         change = transition(before, following)
         known = [gpu for gpu in change.gpus if gpu.memory_gib is not None]
         fullest = max(known, key=_filled, default=None)

@@ -5,7 +5,10 @@ from dataclasses import replace
 import pytest
 
 from flows.planning import PlanOptions, make_plan
+from flows.release.rollout.change import check_changes
 from flows.release.rollout.compatible import check_artifacts, check_names, check_tensors
+from flows.release.rollout.options import RolloutOptions
+from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
 from tests.flows.planning.entries.entry_cases import entry, made, profile
 from tests.triton_backend.serving.one_name.sized_plans import NAME, sized_plan
 from tests.triton_backend.serving.one_name.variant_plans import CHEAP, variant_plan
@@ -13,9 +16,12 @@ from tests.triton_backend.serving.one_name.variant_plans import NAME as NET
 from tests.triton_backend.serving.one_name.versioned_plans import NAME as VERSIONED
 from tests.triton_backend.serving.one_name.versioned_plans import versioned_plan
 from tests.triton_backend.serving.small_plans import model, plan, stage, tensor
+from triton_backend.contract.cluster import NodeGroup
+from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import Plan
+from triton_backend.contract.plan import PlacementRun, Plan
 from triton_backend.contract.workload import Workload
+from triton_backend.runtimes.stage_tensors import complete_tensors
 
 GIVEN = (tensor("image", 3, 16), tensor("mask", 4, dtype="UINT8"))
 OTHERWISE = "give it another name, or stop and serve the new plan"
@@ -51,6 +57,38 @@ def test_a_cut_that_no_rollout_can_open_is_refused_with_what_opens_all() -> None
         InputError, match=r"cannot open or close a cut .* --shadow-rps has all open"
     ):
         check_tensors(first.models[0], moved)
+
+
+def test_an_emulated_cut_keeps_its_size_wherever_the_new_plan_splits_the_model() -> None:
+    entries = (
+        Entry(name="whole", block=0, budget_us=90_000, rate_rps=5.0),
+        Entry(name="tails", block=1, budget_us=90_000, rate_rps=5.0),
+    )
+    head, tail = (PlacementRun(node=0, gpu=gpu, slot=0) for gpu in (0, 1))
+    first = hand_stage((0, 1), "GPU", head, (10_000,), boundary_bytes_per_sample=1_000)
+    second = hand_stage((1, 2), "GPU", tail, (5_000,))
+    both = hand_stage((0, 2), "GPU", head, (15_000,))
+    tails = hand_pipeline(second, batch=1, rate_rps=5.0, entry="tails")
+    one_stage, two_stages = (
+        hand_plan(
+            hand_model(
+                "m",
+                hand_pipeline(*stages, batch=1, rate_rps=5.0, entry="whole"),
+                tails,
+                slo_us=90_000,
+                entries=entries,
+            ),
+            nodes=[NodeGroup(count=1, gpu_class="GPU", gpus=2, nic_gbps=10.0)],
+        )
+        for stages in ((both,), (first, second))
+    )
+    two_stages = replace(two_stages, plan_id="another")
+    for plans in ((one_stage, two_stages), (two_stages, one_stage)):
+        check_changes(plans, RolloutOptions(), {})
+        served = complete_tensors(plans[0])
+        new = complete_tensors(plans[1], served)
+        assert new.models[0].entries == served.models[0].entries
+        assert complete_tensors(new) == new
 
 
 def test_a_model_that_is_computed_is_not_followed_by_dummy_outputs() -> None:
