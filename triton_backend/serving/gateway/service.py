@@ -459,13 +459,15 @@ class SchedulerService:
 
     def _forget_former(self, names: list[Address]) -> None:
         """Forget what a worker that goes on was called in generations that are over."""
-        served = self.gateway.deployment.generation
         for name in list(names):
-            if isinstance(name, WorkerAddress):
-                known = self.gateway.generations.begun_of(name.generation)
-                if name.generation < served and known is None:
-                    names.remove(name)
-                    self._peers.pop(name, None)
+            if isinstance(name, WorkerAddress) and self._is_over(name):
+                names.remove(name)
+                self._peers.pop(name, None)
+
+    def _is_over(self, worker: WorkerAddress) -> bool:
+        """True of a worker of a former generation that has ended: a rollout ends it."""
+        known = self.gateway.generations.begun_of(worker.generation)
+        return worker.generation < self.gateway.deployment.generation and known is None
 
     def on_close(self, connection: Connection, reason: CloseReason) -> None:
         """A peer is lost."""
@@ -485,7 +487,10 @@ class SchedulerService:
             elif isinstance(peer, StandbyAddress):
                 _LOG.warning("no standby: %s (%s)", peer.name, reason)
             else:
-                _LOG.warning("worker lost: %s (%s)", peer, reason)
+                if self._is_over(peer):
+                    _LOG.info("worker ended: %s (%s)", peer, reason)
+                else:
+                    _LOG.warning("worker lost: %s (%s)", peer, reason)
                 self.gateway.workers.lost(peer, now_us)
 
     def payload_target(

@@ -1,5 +1,7 @@
 """The scheduler's thread and sockets, in a system whose parts are threads."""
 
+import logging
+import socket
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -16,7 +18,15 @@ from triton_backend.serving.front.replies import Refusal
 from triton_backend.serving.front.service import FrontService
 from triton_backend.serving.gateway.peers.addresses import WorkerAddress
 from triton_backend.serving.transport.connection import Connection
-from triton_backend.serving.transport.wire import Header, Kind, TimesBody, pack_times
+from triton_backend.serving.transport.wire import (
+    Header,
+    Kind,
+    TimesBody,
+    WorkerHello,
+    frame,
+    pack_hello,
+    pack_times,
+)
 from triton_backend.serving.worker.process import StageWorker
 
 
@@ -119,3 +129,24 @@ def test_a_front_hears_a_beat_when_what_is_lost_has_changed_and_workers_hear_all
     assert after_beats() == 1
     assert system.fronts["pair"].lost == lost
     assert after_beats() == 0
+
+
+def test_a_worker_that_a_rollout_ends_is_no_warning(
+    system: LocalSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    served = system.deployment.generation
+
+    def leave(generation: int, noted: str) -> str:
+        """The level at which the scheduler notes that a worker of a generation went."""
+        caplog.clear()
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.connect(system.settings.scheduler_address().removeprefix("unix:"))
+            peer.sendall(frame(Kind.HELLO, pack_hello(WorkerHello(generation, 0))))
+            address = WorkerAddress(generation, 0)
+            wait_for(lambda: address in system.scheduler._peers)
+        wait_for(lambda: noted in caplog.text)
+        return next(r.levelname for r in caplog.records if noted in r.getMessage())
+
+    assert leave(served - 1, "worker ended") == "INFO"
+    assert leave(served, "worker lost") == "WARNING"
