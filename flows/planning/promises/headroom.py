@@ -182,7 +182,7 @@ def _with_factor(asked: str, carrying: _Carrying, options: PlanOptions, watch: W
     able = [step for step in sorted(tried) if tried[step] >= ATTAINMENT]
     step = able[0] if able else max(sorted(tried), key=lambda each: tried[each])
     plan = known(step / GRID)
-    if plan.objective.gap > options.gap and not watch.over():
+    if watch.limit_s is not None and plan.objective.gap > options.gap and not watch.over():
         plan = _longer(plan, partial(carrying, step / GRID, watch), tried[step])
     if not able:
         plan = _noted(plan, _not_held(tried[step], step / GRID, refused))
@@ -237,9 +237,9 @@ def _longer(plan: Plan, made: Callable[[], Plan], least: float) -> Plan:
         found = made()
     except InfeasibleError:
         return plan
-    nearer = found.objective.gap < plan.objective.gap
-    attains = (surely_attained(found) or 0.0) >= min(least, ATTAINMENT)
-    return found if nearer and attains else plan
+    if found.objective.gap >= plan.objective.gap:
+        return plan
+    return found if (surely_attained(found) or 0.0) >= min(least, ATTAINMENT) else plan
 
 
 # Plans
