@@ -13,7 +13,7 @@ from flows.planning.pool.applications.exact import application_rates
 from flows.planning.promises.headroom import plan_with_headroom
 from flows.planning.registry import Inputs, Outcome, PlanOptions, planner_named, refusal
 from flows.planning.solver.record import recorded
-from flows.planning.subclusters.variants import plan_with_variants
+from flows.planning.subclusters.variants import check_alike, plan_with_variants
 from flows.planning.watch import BEFORE, Watch
 from triton_backend.contract.applications import received_bytes
 from triton_backend.contract.cluster import Cluster
@@ -70,6 +70,8 @@ def _made(inputs: Inputs) -> Plan:
     if inputs.workload.is_mixed:
         return plan_apart(_made, inputs)
     options = inputs.options
+    for versions in inputs.workload.versions.values():
+        check_alike("version", versions.values(), inputs.profiles)
     planner = planner_named(options.planner)
     if planner.plan is None:
         return best_plan(_made, inputs)

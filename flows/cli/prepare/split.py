@@ -64,7 +64,7 @@ def split(
     from flows.preparation.splitting.stored_split import split_step
     from flows.workspace import workspace
 
-    whole = name or _name_of(model)
+    whole = _name_of(model) if name is None else name
     sizes = split_choices(
         given_inputs(input_shape, input_range, samples),
         allow_unproven=allow_unproven,

@@ -12,7 +12,7 @@ throughput is maximised and no accuracy is given, all requests are planned for t
 Variants of a name share GPUs. Planners that give each GPUs of its own take shares that are stated.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -43,7 +43,7 @@ def plan_with_variants(made: Callable[[Inputs], Plan], inputs: Inputs) -> Plan:
     """
     workload, profiles = inputs.workload, inputs.profiles
     for variants in workload.variants.values():
-        _check_tensors(variants, profiles)
+        check_alike("variant", variants, profiles)
     names = {name: _worthwhile(variants, profiles) for name, variants in workload.variants.items()}
 
     def of(shares: Mapping[str, Mapping[str, float]]) -> Plan:
@@ -68,13 +68,24 @@ def plan_with_variants(made: Callable[[Inputs], Plan], inputs: Inputs) -> Plan:
     return plans[last(fails, 0, STEPS) + 1]
 
 
-def _check_tensors(variants: Sequence[ModelDemand], profiles: Mapping[str, ModelProfile]) -> None:
-    """Check that variants take and give the same tensors, where profiles name any."""
-    known = [(one.name, profiles[one.name]) for one in variants if one.name in profiles]
+def check_alike(
+    kind: str, demands: Iterable[ModelDemand], profiles: Mapping[str, ModelProfile]
+) -> None:
+    """Check that models of one name take and give the same tensors, where profiles name any.
+
+    Args:
+        kind: variant or version, for the error.
+        demands: models that answer for one name.
+        profiles: by model.
+
+    Raises:
+        InputError: two differ.
+    """
+    known = [(one.name, profiles[one.name]) for one in demands if one.name in profiles]
     named = [(name, profile) for name, profile in known if profile.inputs]
     for name, profile in named[1:]:
         first, of = named[0]
-        where = f"workload model {name!r}, variant of {first!r}"
+        where = f"workload model {name!r}, {kind} of {first!r}"
         check_same_tensors(where, (profile.inputs, profile.outputs), (of.inputs, of.outputs))
 
 

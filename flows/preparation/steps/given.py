@@ -53,6 +53,8 @@ def _given(form: StepForm, base: Path) -> GivenStep:
     named = form.package if source is None else source.name.removesuffix(".py")
     if named != step.package:
         reason = f"{form.package!r} is not the package of {form.python!r}"
+        if source is not None and not source.exists():
+            reason = f"{source}: no such file or folder"
         raise InputError(f"{where}, package", reason)
     most = form.max_bytes or {}
     sides = [

@@ -1,9 +1,9 @@
 """How to roll out; importing this loads nothing that rolls out."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from itertools import pairwise
-from typing import Self
+from typing import Any, Self
 
 from flows.options import check_options, option
 from triton_backend.contract.entries import LEAST_SHARE
@@ -155,7 +155,22 @@ class RolloutOptions:
         check_options(self)
         if not self.poll_seconds > 0 or not self.latency_factor > 0:
             raise InputError("rollout", "poll_seconds and latency_factor must be positive")
+        self._check_needed("compare_requests", needed=self.compare_requests > 0)
+        self._check_needed("canary", needed=self.canary is not None)
         _ = self.canary_shares
+
+    def _check_needed(self, option: str, *, needed: bool) -> None:
+        """Check that options which say how an option is carried out come with it."""
+        if needed:
+            return
+        prefix, *_ = option.split("_", maxsplit=1)
+        for name, usual in self._usual(prefix).items():
+            if getattr(self, name) != usual:
+                raise InputError(f"option {name}", f"has no effect without {option}")
+
+    @classmethod
+    def _usual(cls, prefix: str) -> dict[str, Any]:
+        return {one.name: one.default for one in fields(cls) if one.name.startswith(f"{prefix}_")}
 
     @property
     def at_once(self) -> bool:
@@ -164,7 +179,7 @@ class RolloutOptions:
 
     def following(self) -> Self:
         """Options of the changes after a canary's first, in which requests are compared."""
-        return replace(self, compare_requests=0)
+        return replace(self, **self._usual("compare"))
 
     @property
     def canary_shares(self) -> tuple[float, ...]:

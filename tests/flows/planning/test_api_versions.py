@@ -7,7 +7,9 @@ import pytest
 from flows.planning import PlanOptions, make_plan
 from flows.planning.verify.numbers import verify_plan
 from tests.flows.planning.small import cluster, profile
+from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.tensors import TensorSpec
 from triton_backend.contract.workload import ModelDemand, Workload
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
@@ -33,6 +35,19 @@ WORKLOAD = Workload.from_dict(
 
 def alone(demand: ModelDemand) -> ModelDemand:
     return replace(demand, size_of=None, version=None)
+
+
+def test_versions_with_other_tensors_are_refused_before_they_are_planned() -> None:
+    tensors = {
+        name: (TensorSpec(name="x", dtype="FP32", shape=(-1, size)),)
+        for name, size in zip(RATES, (4, 8), strict=True)
+    }
+    profiles = {
+        name: replace(PROFILES[name], inputs=x, outputs=tensors["net-2025"])
+        for name, x in tensors.items()
+    }
+    with pytest.raises(InputError, match=r"'net-2026', version of 'net-2025': shape of input 'x'"):
+        make_plan(profiles, cluster(), WORKLOAD)
 
 
 @pytest.mark.parametrize("planner", ["pool", "subclusters"])

@@ -154,7 +154,8 @@ def read_samples(path: Path, size: Mapping[str, Sequence[int]] | None = None) ->
     """
     files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
     if not files or not all(file.is_file() for file in files):
-        raise InputError(str(path), "no .npz file there")
+        there = "no .npz file there" if path.exists() else "no such file or folder"
+        raise InputError(str(path), there)
     parts: list[Arrays] = []
     room = MOST_SAMPLE_BYTES
     for file in files:

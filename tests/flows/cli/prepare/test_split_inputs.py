@@ -60,7 +60,8 @@ def test_a_model_with_open_sizes_is_split_for_those_given(poolpipe: Command) -> 
         (("--input-shape", "x=4x"), "--input-shape: 'x=4x' is not NAME=SIZExSIZE"),
         (("--input-shape", "x=4x8x0"), "--input-shape: 'x=4x8x0' has a size of 0"),
         (("--input-range", "x=1"), "--input-range: 'x=1' is not NAME=LOW..HIGH"),
-        (("--input-shape", "x=4x8x8", "--samples", "none.npz"), "none.npz: no .npz file there"),
+        (("--input-shape", "x=4x8x8", "--samples", "none.npz"), "none.npz: no such file or folder"),
+        (("--name", ""), "model name: is empty"),
         (("--workload", "workload.yaml"), "workload.yaml: has no model 'net2'"),
     ],
 )

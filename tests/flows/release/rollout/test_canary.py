@@ -317,6 +317,23 @@ def test_what_are_no_ascending_percents_is_refused(text: str) -> None:
         RolloutOptions(canary=text)
 
 
+@pytest.mark.parametrize(
+    ("given", "needed"),
+    [
+        ({"canary_seconds": 5.0}, "canary"),
+        ({"canary_requests": 1}, "canary"),
+        ({"compare_from": "clients"}, "compare_requests"),
+        ({"compare_tolerance": 0.1}, "compare_requests"),
+    ],
+)
+def test_options_that_would_have_no_effect_are_refused(given: dict[str, Any], needed: str) -> None:
+    (name,) = given
+    with pytest.raises(InputError, match=f"option {name}: has no effect without {needed}"):
+        RolloutOptions(**given)
+    whole = RolloutOptions(**given, compare_requests=4, canary="10")
+    assert whole.following().compare_requests == 0
+
+
 def test_the_last_hundred_percent_is_the_plan_itself() -> None:
     assert RolloutOptions(canary="0.5, 10,100").canary_shares == (0.005, 0.1)
     assert RolloutOptions(canary="100").canary_shares == RolloutOptions().canary_shares == ()

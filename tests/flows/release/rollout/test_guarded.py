@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -196,7 +197,10 @@ def test_what_the_plan_before_missed_until_the_swap_is_no_breach_of_the_new_one(
         monkeypatch.setattr(module, "read_all_metrics", system.metrics)
     work = Workspace(state=ProjectState(home=tmp_path), warehouse=tmp_path / "w.duckdb")
     new = of_stages(served, artifact="other")
-    result = roll_out(work, new, RolloutOptions(bake_seconds=10, canary=shares, canary_seconds=10))
+    options = RolloutOptions(bake_seconds=10)
+    if shares:
+        options = replace(options, canary=shares, canary_seconds=10)
+    result = roll_out(work, new, options)
     assert (result.state, result.outcome) == (DONE, "attained its targets for 10 s")
     assert system.plans[-1].plan_id == "new"
 
