@@ -9,11 +9,12 @@ from flows.planning.apart import plan_apart
 from flows.planning.auto.plan import best_plan
 from flows.planning.certificate import decode
 from flows.planning.entries import MARGIN
+from flows.planning.inputs import check_alike
 from flows.planning.pool.applications.exact import application_rates
 from flows.planning.promises.headroom import plan_with_headroom
 from flows.planning.registry import Inputs, Outcome, PlanOptions, planner_named, refusal
 from flows.planning.solver.record import recorded
-from flows.planning.subclusters.variants import check_alike, plan_with_variants
+from flows.planning.subclusters.variants import plan_with_variants
 from flows.planning.watch import BEFORE, Watch
 from triton_backend.contract.applications import received_bytes
 from triton_backend.contract.cluster import Cluster

@@ -6,6 +6,7 @@
                      link_rps, moves_us            what a part of a NIC carries; time of a move
                      stage_memory, model_bytes     what a stage takes of its GPU; all models
     of a demand      limits_us                     SLO less margin
+    of one name      check_alike                   tensors of its variants, or versions
 
 `build_problem` puts these together for planners of stages: every model on every vGPU type.
 
@@ -28,6 +29,7 @@ from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import BYTES_PER_GIB, StageMemory
 from triton_backend.contract.profiles import ModelProfile, ProfileTable
 from triton_backend.contract.shares import PER_PERCENT, WHOLE_GPU, divisor_of
+from triton_backend.contract.tensors import check_same_tensors
 from triton_backend.contract.units import BITS_PER_BYTE, transfer_us
 from triton_backend.contract.workload import ModelDemand, Workload
 
@@ -444,3 +446,24 @@ def _transfers(profile: ModelProfile, cluster: Cluster, batches: int) -> Floats:
         for boundary, size in enumerate(profile.boundary_bytes, 1):
             out[slower == rate, boundary] = moves_us(size, range(1, batches + 1), rate)
     return out
+
+
+def check_alike(
+    kind: str, demands: Iterable[ModelDemand], profiles: Mapping[str, ModelProfile]
+) -> None:
+    """Check that models of one name take and give the same tensors, where profiles name any.
+
+    Args:
+        kind: variant or version, for the error.
+        demands: models that answer for one name.
+        profiles: by model.
+
+    Raises:
+        InputError: two differ.
+    """
+    known = [(one.name, profiles[one.name]) for one in demands if one.name in profiles]
+    named = [(name, profile) for name, profile in known if profile.inputs]
+    for name, profile in named[1:]:
+        first, of = named[0]
+        where = f"workload model {name!r}, {kind} of {first!r}"
+        check_same_tensors(where, (profile.inputs, profile.outputs), (of.inputs, of.outputs))

@@ -12,18 +12,18 @@ throughput is maximised and no accuracy is given, all requests are planned for t
 Variants of a name share GPUs. Planners that give each GPUs of its own take shares that are stated.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
 from flows.planning.engine.level import last
+from flows.planning.inputs import check_alike
 from flows.planning.registry import Inputs
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import Plan
 from triton_backend.contract.profiles import ModelProfile
-from triton_backend.contract.tensors import check_same_tensors
 from triton_backend.contract.workload import ModelDemand, Workload, with_shares
 
 STEPS = 100
@@ -66,27 +66,6 @@ def plan_with_variants(made: Callable[[Inputs], Plan], inputs: Inputs) -> Plan:
         return plans[0]
     plans[STEPS] = at(STEPS)
     return plans[last(fails, 0, STEPS) + 1]
-
-
-def check_alike(
-    kind: str, demands: Iterable[ModelDemand], profiles: Mapping[str, ModelProfile]
-) -> None:
-    """Check that models of one name take and give the same tensors, where profiles name any.
-
-    Args:
-        kind: variant or version, for the error.
-        demands: models that answer for one name.
-        profiles: by model.
-
-    Raises:
-        InputError: two differ.
-    """
-    known = [(one.name, profiles[one.name]) for one in demands if one.name in profiles]
-    named = [(name, profile) for name, profile in known if profile.inputs]
-    for name, profile in named[1:]:
-        first, of = named[0]
-        where = f"workload model {name!r}, {kind} of {first!r}"
-        check_same_tensors(where, (profile.inputs, profile.outputs), (of.inputs, of.outputs))
 
 
 def _worthwhile(
