@@ -189,6 +189,19 @@ def require_rates(workload: Workload, objective: str) -> None:
         raise InputError(missing[0], f"needed for the objective {objective!r}")
 
 
+def unlike_weights(workload: Workload, objective: str) -> tuple[str, ...]:
+    """A warning where throughput is shared out by rates that only some models state."""
+    demands = (*(m for m in workload.models if not m.entries), *workload.applications)
+    weightless = [demand for demand in demands if demand.weight is None]
+    by_rate = [demand for demand in weightless if demand.rate_rps is not None]
+    bare = [demand.name for demand in weightless if demand.rate_rps is None]
+    if objective != "throughput" or not bare or not by_rate:
+        return ()
+    names = f"{', '.join(bare)}: without weight and rate_rps, counts as 1 beside"
+    others = f"{by_rate[0].rate_rps:g} of {by_rate[0].name}"
+    return (f"{names} {others}: give every model a rate, or each a weight",)
+
+
 # Models on vGPU types
 
 

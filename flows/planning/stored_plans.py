@@ -6,6 +6,7 @@ from pathlib import Path
 from flows.files import read_given_inputs
 from flows.input_shapes import read_shapes
 from flows.planning import PlanOptions, make_plan
+from flows.planning.inputs import unlike_weights
 from flows.planning.promises.attainment import with_attainment
 from flows.planning.robust import make_robust_plan
 from flows.planning.verify.numbers import verify_plan
@@ -91,6 +92,7 @@ def plan_step(
         InvariantError: the plan's own numbers do not follow from the profiles.
     """
     profiles, warnings = load_profiles(work, cluster, workload)
+    warnings = (*warnings, *unlike_weights(workload, options.objective))
     known = load_interference(work)
     with work.open():  # a plan that could not be stored is not looked for
         pass
@@ -105,4 +107,4 @@ def plan_step(
         raise InvariantError(f"plan {plan.plan_id} does not verify: {differences[0]}")
     plan = with_attainment(plan)
     store_plan(work, plan)
-    return Planned(plan=plan, warnings=tuple(warnings))
+    return Planned(plan=plan, warnings=warnings)

@@ -188,6 +188,9 @@ def _check_calls(found: Found, beside: Collection[str], served: Collection[str])
 
 def _check_backend(found: Found, backends: Collection[str] | None) -> None:
     backend = _backend(found)
+    if not backend and not _is_ensemble(found) and not any(found.folder.glob("[0-9]*/*")):
+        where = f"model {found.name!r} in {found.folder.parent}"
+        raise InputError(where, "its configuration names no backend, and no version holds a file")
     if backends is None or not backend or backend in backends or _brings(found, backend):
         return
     reason = f"needs the backend {backend}, this server has {', '.join(sorted(backends))} alone:"

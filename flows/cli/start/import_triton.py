@@ -427,5 +427,5 @@ def _beside_option(repository: Path, made: "Plan") -> str:
 
     paths, refused = what_goes_on(repository, made, backends_here())
     if refused:
-        note(f"the others cannot go on together with this plan: {refused}")
+        note(f"not every model left beside the plan can be served with it: {refused}")
     return "".join(f" --beside {shlex.quote(str(path))}" for path in paths)

@@ -31,7 +31,12 @@ Arrays = dict[str, NDArray[np.generic]]
 SEED = 44
 # Segments and sockets of a direct run, beside the run itself.
 DIRECT_RUN_US = 10_000
-_OF = {RANDOM: "random requests", CLIENTS: "requests of clients"}
+STAND_IN = "stand-in"
+_OF = {
+    RANDOM: "random requests",
+    CLIENTS: "requests of clients",
+    STAND_IN: "random requests (clients sent none with its inputs)",
+}
 
 
 class DifferenceError(PoolPipeError):
@@ -43,7 +48,7 @@ class Expected:
     """Requests of a model, of one sample each, and what the plan in force answers to them.
 
     Attributes:
-        source: random ones, or clients'.
+        source: random ones, clients', or random ones in place of clients'.
     """
 
     requests: tuple[Arrays, ...]
@@ -123,7 +128,8 @@ def ask_in_force(
     """
     from flows.preparation.splitting.running import random_inputs  # noqa: PLC0415
 
-    expected = _of_clients(state, old, new, options) if options.compare_from == CLIENTS else {}
+    from_clients = options.compare_from == CLIENTS
+    expected = _of_clients(state, old, new, options) if from_clients else {}
     for model, _ in _in_both(old, new):
         if model.name in expected:
             continue
@@ -133,7 +139,9 @@ def ask_in_force(
         )
         number, pipeline = _whole(model)[0]
         runs = [_run(state, old, (model, number, pipeline), one)[0] for one in requests]
-        expected[model.name] = Expected(requests=requests, answers=tuple(runs))
+        expected[model.name] = Expected(
+            requests=requests, answers=tuple(runs), source=STAND_IN if from_clients else RANDOM
+        )
     return expected
 
 
@@ -201,7 +209,7 @@ def _compare(
             if not error <= (most := allowed or tolerance(answer[name].dtype, half=half)):
                 raise DifferenceError(
                     f"{model.name}, pipeline {number}: {name!r} differs by {error:.1e} from the"
-                    f" plan in force, more than {most:.0e}"
+                    f" plan in force, more than {most:.0e}; compared: {_OF[expected.source]}"
                 )
         differences.append(max(errors.values(), default=0.0))
     return Compared(

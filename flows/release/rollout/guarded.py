@@ -40,8 +40,8 @@ from flows.release.rollout.generations import (
     plan_served_before,
 )
 from flows.release.rollout.lock import one_change
-from flows.release.rollout.options import RolloutOptions
-from flows.release.rollout.outcomes import Outcomes, breach_of, looks, read_outcomes
+from flows.release.rollout.options import CLIENTS, RolloutOptions
+from flows.release.rollout.outcomes import Outcomes, breach_of, judgement, looks, read_outcomes
 from flows.release.server.running import ServerError, ServerState, read_state
 from flows.system_metrics import MetricsError
 from flows.workspace import Workspace
@@ -171,13 +171,12 @@ def _carry_out(
     state = read_state(work.state.serve)
     try:
         before, _ = look_before(state)
-        breach = bake(state, plan, before, options)
+        seen, breach = bake(state, plan, before, options)
     except MetricsError as error:
         _end(work, rollout, DONE, f"in force, its attainment not observed: {error}")
         raise
     if breach is None:
-        outcome = f"attained its targets for {options.bake_seconds:g} s"
-        return _end(work, rollout, DONE, outcome)
+        return _end(work, rollout, DONE, judgement(seen, options.bake_seconds))
     say("  (a busy machine, or few requests? try again with a longer --bake-seconds)")
     return _taken_back(work, rollout, in_force, breach, say)
 
@@ -393,6 +392,8 @@ def _change_plan(
     # Open throughout: nothing may make the rollout wait between flush and swap.
     with work.open() as warehouse:
         record = partial(_record_change, warehouse, rollout, say)
+        if options.compare_from == CLIENTS:
+            say(f"  copying requests of clients, for {options.compare_seconds:g} s at most")
         try:
             change_plan(work.state.serve, plan, record, options=options)
         except PoolPipeError as error:
@@ -425,17 +426,19 @@ def _end(work: Workspace, rollout: Rollout, state: str, outcome: str) -> Rollout
 
 def bake(
     state: ServerState, plan: Plan, before: Mapping[str, Outcomes], options: RolloutOptions
-) -> str | None:
-    """Watch the new plan; the breach that was seen, if any.
+) -> tuple[dict[str, Outcomes], str | None]:
+    """Watch the new plan: outcomes by model, and the breach that was seen, if any.
 
     Raises:
         MetricsError: the end was not seen.
     """
     urls = state.metrics_urls
+    seen: dict[str, Outcomes] = {}
     for after in looks(lambda: read_outcomes(urls), options.bake_seconds, options.poll_seconds):
         for model in served_models(plan):
-            seen = after.get(model.name, Outcomes()).since(before.get(model.name, Outcomes()))
-            breach = breach_of(model.name, model.slo_us / 1e3, seen, options)
+            none = Outcomes()
+            seen[model.name] = after.get(model.name, none).since(before.get(model.name, none))
+            breach = breach_of(model.name, model.slo_us / 1e3, seen[model.name], options)
             if breach:
-                return breach
-    return None
+                return seen, breach
+    return seen, None

@@ -12,6 +12,7 @@ from triton_backend.contract.decisions import DropReason
 
 READ_SECONDS = 10
 ENOUGH_REQUESTS = 50  # fewer say nothing about an attainment of 99 %
+_NAMED = 3
 Seen = TypeVar("Seen")
 _OUTCOMES = ("served", "late", "dropped", "failed")
 
@@ -121,3 +122,15 @@ def breach_of(name: str, slo_ms: float, seen: Outcomes, options: RolloutOptions)
     if mean_ms > options.latency_factor * slo_ms:
         return f"{name} takes {mean_ms:.1f} ms on average, over {options.latency_factor:g} SLOs"
     return None
+
+
+def judgement(seen: Mapping[str, Outcomes], seconds: float) -> str:
+    """How a plan without a breach did in this time, and the models whose requests were too few."""
+    few = [f"{n} {each.ended}" for n, each in seen.items() if each.ended < ENOUGH_REQUESTS]
+    held = f"attained its targets for {seconds:g} s"
+    if not few:
+        return held
+    if len(few) == len(seen):
+        held = f"in force for {seconds:g} s"
+    names = ", ".join(few[:_NAMED]) + (f" and {len(few) - _NAMED} more" if few[_NAMED:] else "")
+    return f"{held}; too few requests to judge (under {ENOUGH_REQUESTS}): {names}"

@@ -26,6 +26,7 @@ from flows.release.rollout.guarded import (
     roll_back,
     roll_out,
 )
+from flows.release.rollout.outcomes import Outcomes
 from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerError, ServerState
 from flows.state import ProjectState
@@ -225,9 +226,10 @@ def test_a_second_rollout_ends_no_rollout_that_lives(
     old, new = (next(p for p in system.plans if p.plan_id == system.in_force), system.other())
     baking, baked = threading.Event(), threading.Event()
 
-    def bake(*_: object) -> None:
+    def bake(*_: object) -> tuple[dict[str, Outcomes], None]:
         baking.set()
         baked.wait()
+        return {}, None
 
     monkeypatch.setattr(rollout, "bake", bake)
     watched = replace(NOT_WATCHED, bake_seconds=1.0)

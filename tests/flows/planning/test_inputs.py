@@ -24,6 +24,7 @@ from flows.planning.inputs import (
     require_rates,
     room_gib,
     stage_memory,
+    unlike_weights,
 )
 from flows.planning.registry import Inputs
 from tests.flows.planning.small import cluster, profile, workload
@@ -133,6 +134,17 @@ def test_all_objectives_but_throughput_need_rates() -> None:
     with pytest.raises(InputError, match="'net', rate_rps: needed for the objective 'cost'"):
         require_rates(workload(), "cost")
     require_rates(workload(ModelDemand(name="net", slo_us=1, weight=1.0, rate_rps=1.0)), "cost")
+
+
+def test_models_without_a_rate_beside_rates_are_named() -> None:
+    rare = ModelDemand(name="rare", slo_us=1)
+    asked = replace(rare, name="asked", rate_rps=300.0)
+    (warning,) = unlike_weights(workload(asked, rare), "throughput")
+    assert warning.startswith("rare: without weight and rate_rps, counts as 1 beside 300 of asked")
+    weighed = replace(asked, weight=2.0)
+    assert not unlike_weights(workload(weighed, rare), "throughput")  # weights are shares
+    assert not unlike_weights(workload(asked), "throughput")
+    assert not unlike_weights(workload(asked, rare), "cost")  # which asks for every rate
 
 
 def test_entries_state_the_rates_of_their_model_and_applications_their_own() -> None:

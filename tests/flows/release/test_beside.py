@@ -94,6 +94,10 @@ def _of_another_backend(folder: Path) -> None:
     (folder / "chat" / "config.pbtxt").write_text('backend: "vllm"')
 
 
+def _without_files(repository: Path) -> None:
+    (repository / "bare" / "1").mkdir(parents=True)
+
+
 def _nothing(_: Path) -> None:
     return
 
@@ -130,6 +134,12 @@ def test_a_folder_goes_on_beside_neighbours_that_cannot_be_read(repository: Path
         (_reserved, ["models"], IMPORTED, "cannot be served: 'poolpipe_' is first"),
         (_misnamed, ["models"], IMPORTED, "tokens: its configuration names it 'others'"),
         (_broken, ["models"], IMPORTED, "config.pbtxt, line 1"),
+        (
+            _without_files,
+            ["models"],
+            IMPORTED,
+            "model 'bare' in .*models: its configuration names no backend, and no version holds",
+        ),
         (
             _of_another_backend,
             ["models"],

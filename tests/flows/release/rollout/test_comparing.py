@@ -12,7 +12,7 @@ import pytest
 import tritonclient.grpc as grpc_client
 
 from flows.release.rollout.change import Step, StepDone, change_plan
-from flows.release.rollout.comparing import DifferenceError, check_comparable
+from flows.release.rollout.comparing import STAND_IN, DifferenceError, check_comparable
 from flows.release.rollout.options import CLIENTS, RANDOM, RolloutOptions
 from flows.release.server.admin import start, stop
 from flows.release.server.running import ServerState
@@ -182,7 +182,8 @@ def test_random_requests_stand_in_where_clients_send_none(state: ServerState, se
     steps: list[StepDone] = []
     change_plan(state.folder, replace(served, plan_id="quiet"), steps.append, options=options)
     (compared,) = next(one.compared for one in steps if one.step is Step.COMPARE)
-    assert (compared.requests, compared.source) == (4, RANDOM)
+    assert (compared.requests, compared.source) == (4, STAND_IN)
+    assert "random requests (clients sent none with its inputs)" in str(compared)
 
 
 def test_what_cannot_be_compared_is_refused(served: Plan) -> None:

@@ -23,7 +23,7 @@ from flows.release.rollout.guarded import (
     roll_back,
     roll_out,
 )
-from flows.release.rollout.outcomes import breach_of, outcomes_of
+from flows.release.rollout.outcomes import Outcomes, breach_of, outcomes_of
 from flows.release.server.running import ServerError, ServerState
 from flows.state import ProjectState
 from flows.system_metrics import Metrics, MetricsError, parse_metrics
@@ -81,12 +81,14 @@ def counting(served: int, late: int) -> Generator[ServerState]:
 
 def test_a_breach_is_seen_between_answers_that_are_cut_short() -> None:
     with counting(50, 50) as state:
-        assert "attains 50.00% of 100 requests" in str(bake(state, PLAN, {}, OPTIONS))
+        assert "attains 50.00% of 100 requests" in str(bake(state, PLAN, {}, OPTIONS)[1])
 
 
 def test_a_plan_that_does_well_passes_though_looks_fail() -> None:
     with counting(100, 0) as state:
-        assert bake(state, PLAN, {}, OPTIONS) is None
+        seen, breach = bake(state, PLAN, {}, OPTIONS)
+    assert breach is None
+    assert [each.ended for each in seen.values()] == [100]
 
 
 def test_a_watch_that_sees_nothing_says_so() -> None:
@@ -266,7 +268,7 @@ def followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Followed:
     system = Followed(verified(plan(affine(tmp_path / "artifacts"), plan_id="served")))
     system_in_memory(system, monkeypatch)
     monkeypatch.setattr(guarded, "change_plan", system.change)
-    for name, value in (("read_outcomes", {}), ("look_before", ({}, {})), ("bake", None)):
+    for name, value in (("read_outcomes", {}), ("look_before", ({}, {})), ("bake", ({}, None))):
         monkeypatch.setattr(guarded, name, giving(value))
     return system
 
@@ -335,9 +337,9 @@ def test_a_breach_is_answered_before_the_warehouse_is_asked_for(
     def held(*_: object, **__: object) -> object:
         raise WarehouseInUseError("w.duckdb", "is in use by another process")
 
-    def breach(*_: object) -> str:
+    def breach(*_: object) -> tuple[dict[str, Outcomes], str]:
         monkeypatch.setattr(Workspace, "open", held)
-        return "net attains 50.00%"
+        return {}, "net attains 50.00%"
 
     monkeypatch.setattr(guarded, "bake", breach)
     result = roll_out(project, of_stages(followed.plans[0], artifact="other"), OPTIONS)
@@ -362,7 +364,7 @@ def test_rolling_back_begins_at_a_rollout_that_was_cut_off(
     monkeypatch.setattr(guarded, "bake", raising(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         roll_out(project, of_stages(served, "third", artifact="another"), OPTIONS)
-    monkeypatch.setattr(guarded, "bake", giving(None))
+    monkeypatch.setattr(guarded, "bake", giving(({}, None)))
     assert roll_back(project, OPTIONS).plan_id == "second"
     assert followed.plans[-1].plan_id == "second"
 

@@ -7,7 +7,7 @@ import pytest
 
 from flows.release.rollout import guarded, outcomes
 from flows.release.rollout.options import RolloutOptions
-from flows.release.rollout.outcomes import Outcomes, looks
+from flows.release.rollout.outcomes import Outcomes, judgement, looks
 from flows.release.server.running import ServerState
 from flows.system_metrics import MetricsError
 from tests.fakes.plans import two_stages
@@ -93,3 +93,24 @@ def test_a_plan_whose_end_was_not_seen_has_not_attained_its_targets(
     options = RolloutOptions(bake_seconds=3, poll_seconds=1)
     with pytest.raises(MetricsError, match="no metrics from h"):
         guarded.bake(state, plan, {}, options)
+
+
+@pytest.mark.parametrize(
+    ("ended", "stated"),
+    [
+        ({"a": 50, "b": 90}, "attained its targets for 30 s"),
+        (
+            {"a": 50, "b": 3},
+            "attained its targets for 30 s; too few requests to judge (under 50): b 3",
+        ),
+        (
+            dict.fromkeys("abcde", 0),
+            "in force for 30 s; too few requests to judge (under 50): a 0, b 0, c 0 and 2 more",
+        ),
+    ],
+)
+def test_models_without_enough_requests_attain_no_target(
+    ended: dict[str, int], stated: str
+) -> None:
+    seen = {name: Outcomes(served=count) for name, count in ended.items()}
+    assert judgement(seen, 30.0) == stated
