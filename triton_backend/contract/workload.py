@@ -493,6 +493,29 @@ def lines_of(workload: Workload, objective: str = "throughput") -> tuple[ModelDe
     return tuple(lines.values())
 
 
+def line_factors(
+    workload: Workload, factors: Mapping[str, float], objective: str
+) -> dict[str, float]:
+    """Times what is asked of each line, where its users ask so many times as much by name.
+
+    Names without a factor ask as before.
+    """
+    asked: dict[str, float] = {}
+    more: dict[str, float] = {}
+
+    def add(line: str, user: ModelDemand | Application, rows: float) -> None:
+        rate = user.normaliser(objective) * rows
+        asked[line] = asked.get(line, 0.0) + rate
+        more[line] = more.get(line, 0.0) + rate * factors.get(user.name, 1.0)
+
+    for model in workload.models:
+        add(model.name, model, 1.0)
+    for application in workload.applications:
+        for module in application.modules:
+            add(module.model, application, module.rows_per_request)
+    return {line: more[line] / rate if rate else 1.0 for line, rate in asked.items()}
+
+
 def _joined(one: ModelDemand, other: ModelDemand) -> ModelDemand:
     def total(field: str) -> float | None:
         values = [v for line in (one, other) if (v := getattr(line, field)) is not None]

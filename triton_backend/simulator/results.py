@@ -415,20 +415,22 @@ class SimResult:
     @property
     def least_attainment(self) -> float:
         """Of all models and applications that clients ask for, that which attained least."""
-        return min(outcome.attainment for outcome in self._asked_for())
+        return min(self.attained().values())
 
-    def sure_attainment(self, errors: float) -> float:
-        """The least of a model or application after so many standard errors are taken off.
+    def attained(self, errors: float = 0.0) -> dict[str, float]:
+        """Attainment less so many standard errors, of all that clients ask for, by name.
 
-        With two, other arrivals of the same rates seldom attain less.
+        With two, other arrivals of the same rates seldom attain less. Variants count under the name
+        for which they answer.
         """
-        return min(outcome.attainment - errors * outcome.error for outcome in self._asked_for())
-
-    def _asked_for(self) -> list[Outcome]:
         joint = {*self.variants, *self.plan.workload.variant_of}
-        found = [model.outcome for model in self.models if model.name not in joint]
-        found += [variants.outcome for variants in self.variants.values()]
-        return found + [application.outcome for application in self.applications.values()]
+        results = {
+            **{model.name: model for model in self.models if model.name not in joint},
+            **self.variants,
+            **self.applications,
+        }
+        outcomes = {name: result.outcome for name, result in results.items()}
+        return {name: o.attainment - errors * o.error for name, o in outcomes.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """The object of `simulate --json`."""

@@ -9,17 +9,19 @@ same numbers for the same load, duration and seed.
 
 import math
 from dataclasses import replace
+from statistics import NormalDist
 
 from triton_backend.contract.plan import Attained, Plan
 from triton_backend.simulator.goodput import ATTAINMENT
 from triton_backend.simulator.offered import POISSON, Deterministic
+from triton_backend.simulator.results import SimResult
 from triton_backend.simulator.run import simulate
 from triton_backend.simulator.scenario import SimOptions
 
 LOAD = 0.9  # of the planned rates, which no plan of random arrivals holds to the last request
 MOST_SECONDS, LEAST_SECONDS, SEED = 3600.0, 1.0, 0
 MOST_REQUESTS = 100_000  # of models, in one run
-ERRORS = 2.0  # standard errors between what one run attains and what others surely do
+CHANCE = 0.005  # that other arrivals attain less: of one model, 2.6 standard errors
 _AT_EQUAL_GAPS = SimOptions(arrivals=Deterministic())
 _UNDER_POISSON = SimOptions(arrivals=POISSON, load_factor=LOAD)
 
@@ -39,15 +41,20 @@ def under_poisson(plan: Plan) -> float | None:
     return _attained(plan, _UNDER_POISSON)
 
 
-def surely_attained(plan: Plan) -> float | None:
-    """The less of both loads, of Poisson arrivals less `ERRORS` standard errors.
+def surely_attained(plan: Plan) -> dict[str, float] | None:
+    """The less of both loads by model and application, of Poisson less some standard errors.
 
-    So much is in time of other arrivals of these rates, too. None as `under_poisson`.
+    These are as many as leave `CHANCE` that other arrivals of these rates attain less for any of
+    them. None as `under_poisson`. Equal gaps are left out where none attains the other load.
     """
-    poisson = _attained(plan, _UNDER_POISSON, errors=ERRORS)
-    if poisson is None or poisson < ATTAINMENT:
-        return poisson
-    return min(poisson, _attained(plan, _AT_EQUAL_GAPS) or 0.0)
+    poisson = _simulated(plan, _UNDER_POISSON)
+    if poisson is None:
+        return None
+    errors = -NormalDist().inv_cdf(CHANCE / len(poisson.attained()))
+    least = poisson.attained(errors)
+    if max(least.values()) < ATTAINMENT or (even := _simulated(plan, _AT_EQUAL_GAPS)) is None:
+        return least
+    return {name: min(part, least[name]) for name, part in even.attained().items()}
 
 
 def with_attainment(plan: Plan) -> Plan:
@@ -62,12 +69,16 @@ def with_attainment(plan: Plan) -> Plan:
     return replace(plan, attained=attained)
 
 
-def _attained(plan: Plan, how: SimOptions, errors: float = 0.0) -> float | None:
+def _attained(plan: Plan, how: SimOptions) -> float | None:
+    result = _simulated(plan, how)
+    return None if result is None else result.least_attainment
+
+
+def _simulated(plan: Plan, how: SimOptions) -> SimResult | None:
     seconds = seconds_of(plan)
     if not seconds:
         return None
-    how = replace(how, duration_s=seconds, seed=SEED, keep_uses=False)
-    return simulate(plan, how).sure_attainment(errors)
+    return simulate(plan, replace(how, duration_s=seconds, seed=SEED, keep_uses=False))
 
 
 def shortfall(plan: Plan) -> str | None:

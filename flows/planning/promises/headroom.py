@@ -1,12 +1,13 @@
 """Headroom: pools that carry a factor more than a plan promises, so that bursts are in time too.
 
-Where rates are asked for, the plan is that of the rates times the factor, and promises them as they
-are. Where nothing is asked (`throughput`), the plan stays, and its rates are divided by the factor.
-Either way its pools carry `headroom_factor` times what it promises, as its options state.
+Where rates are asked for, the plan is that of the rates times the factors, and promises them as
+they are. Where nothing is asked (`throughput`), weights are multiplied and rates divided. Either
+way pools carry `headroom_factor` times what the plan promises, as its options state, or what
+`headroom_factors` states by name of a model or application.
 
-`poisson99` seeks the least factor of a grid with which the simulator finds every model and
+`poisson99` seeks the least factors of a grid with which the simulator finds every model and
 application surely in time for 99 % of Poisson arrivals at 0.9 of the promised rates, and for 99 %
-of requests at equal gaps at these rates (`attainment`).
+of requests at equal gaps at these rates (`factors`, `attainment`).
 
 Here: for every planner. Not here: how planners of entries read a factor (`entries/tables.py`):
 phases of clients are those of the rates as listed.
@@ -14,17 +15,19 @@ phases of clients are those of the rates as listed.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
+from typing import Any, TypeVar
 
 from flows.options import Option
 from flows.planning.certificate import plan_identity
-from flows.planning.engine.level import last
 from flows.planning.promises.attainment import LOAD, shortfall, surely_attained
+from flows.planning.promises.factors import GRID, Factors, Groups, Steps
 from flows.planning.registry import Inputs, PlanOptions, product_planners
 from flows.planning.watch import BEFORE, Watch
+from triton_backend.contract.applications import Application
 from triton_backend.contract.errors import InfeasibleError, InputError
 from triton_backend.contract.plan import ModelPlan, Plan
-from triton_backend.contract.workload import Workload
+from triton_backend.contract.workload import ModelDemand, Workload, line_factors
 from triton_backend.simulator.goodput import ATTAINMENT
 
 AUTO, POISSON, NO_HEADROOM = "auto", "poisson99", "none"
@@ -35,9 +38,9 @@ HEADROOM = Option(
     "99 % of Poisson arrivals at 0.9), none; auto: poisson99 for entries at listed rates of "
     "planners that are not for comparison, else none.",
 )
-GRID, MOST = 20, 400  # factors are 1 to 20 in steps of 1 / 20
 MOST_FACTOR = 1000  # as of forecasts
-_Carrying = Callable[[float, Watch], Plan]
+_Carrying = Callable[[Mapping[str, float], Watch], Plan]
+_Demand = TypeVar("_Demand", ModelDemand, Application)
 
 
 def headroom_of(options: PlanOptions, workload: Workload) -> str:
@@ -84,10 +87,10 @@ def without_headroom(options: PlanOptions) -> PlanOptions:
 def plan_with_headroom(made: Callable[[Inputs], Plan], inputs: Inputs) -> Plan:
     """The plan of inputs with the headroom that their options ask for.
 
-    `poisson99`: factors grow by doubled steps, then halves are tried, each for a part of the time
-    that is left; the plan of the factor found gets the rest. Where the GPUs are too few for a
-    factor that attains, or the time is over, the plan that attains most is returned; its notes say
-    so. A plan too large to be simulated is as without headroom, and says so.
+    `poisson99`: factors are tried (`factors`), each for a part of the time that is left; the plan
+    of those found gets the rest. Where the GPUs are too few for factors that attain, or the time is
+    over, the plan that attains most is returned; its notes say so. A plan too large to be simulated
+    is as without headroom, and says so.
 
     Args:
         made: the plan of inputs that ask for no headroom, or that state a factor and list entries.
@@ -101,17 +104,25 @@ def plan_with_headroom(made: Callable[[Inputs], Plan], inputs: Inputs) -> Plan:
     asked, none = headroom_of(options, workload), without_headroom(options)
     if asked == NO_HEADROOM:
         return made(inputs)
-    if options.objective == "throughput" and (asked == POISSON or not workload.has_entries):
+    throughput = options.objective == "throughput"
+    if throughput and workload.has_entries == (asked == POISSON):
         return promising_less(made(replace(inputs, options=none)), options)
 
-    def carrying(factor: float, watch: Watch) -> Plan:
-        now = replace(inputs, watch=watch)
+    def carrying(factors: Mapping[str, float], watch: Watch) -> Plan:
+        now, least = replace(inputs, watch=watch), min(factors.values())
         if workload.has_entries:
-            return made(replace(now, options=_with(options, f"{factor:g}")))
-        more = replace(now, workload=at_part(workload, factor), options=none)
-        return _as_asked(made(more), workload, factor)
+            return made(replace(now, options=_with(options, f"{least:g}")))
+        now = replace(now, options=none)
+        if throughput and max(factors.values()) == least:
+            return _divided(made(now), least)
+        more = multiplied(workload, factors, options.objective)
+        return _as_asked(made(replace(now, workload=more)), workload, factors)
 
-    return _with_factor(asked, carrying, options, inputs.watch)
+    groups = _groups(workload)
+    if asked != POISSON:
+        factors = dict.fromkeys(groups, factor_of(asked))
+        return _stated(carrying(factors, inputs.watch), options, factors)
+    return _sought(carrying, groups, options, inputs.watch)
 
 
 def promising_less(plan: Plan, options: PlanOptions) -> Plan:
@@ -123,12 +134,15 @@ def promising_less(plan: Plan, options: PlanOptions) -> Plan:
     asked = headroom_of(options, plan.workload)
     if asked == NO_HEADROOM:
         return plan
+    if asked != POISSON:
+        factor = factor_of(asked)
+        return _stated(_divided(plan, factor), options, {"": factor})
 
-    def carrying(factor: float, watch: Watch) -> Plan:
+    def carrying(factors: Mapping[str, float], watch: Watch) -> Plan:
         del watch
-        return _divided(plan, factor)
+        return _divided(plan, min(factors.values()))
 
-    return _with_factor(asked, carrying, options, Watch())
+    return _sought(carrying, {"": 0}, options, Watch())
 
 
 def at_part(workload: Workload, part: float) -> Workload:
@@ -151,6 +165,19 @@ def at_part(workload: Workload, part: float) -> Workload:
     return replace(workload, models=models, applications=applications)
 
 
+def multiplied(workload: Workload, factors: Mapping[str, float], objective: str) -> Workload:
+    """The workload with each rate, or with each weight of the objective `throughput`, so often."""
+
+    def of(demand: _Demand) -> _Demand:
+        more = factors[demand.name] * demand.normaliser(objective)
+        if objective == "throughput":
+            return replace(demand, weight=more)
+        return replace(demand, rate_rps=more)
+
+    models = tuple(map(of, workload.models))
+    return replace(workload, models=models, applications=tuple(map(of, workload.applications)))
+
+
 def advice(plan: Plan) -> str | None:
     """Attainment that is too little, and the option to give; None where it is enough.
 
@@ -168,63 +195,62 @@ def advice(plan: Plan) -> str | None:
 # The search
 
 
-def _with_factor(asked: str, carrying: _Carrying, options: PlanOptions, watch: Watch) -> Plan:
-    """The plan of the factor asked for; of the least one that attains, else that attains most."""
-    if asked != POISSON:
-        return _stated(carrying(factor_of(asked), watch), options, factor_of(asked))
+def _groups(workload: Workload) -> dict[str, int]:
+    """Models and applications that share a factor: variants of one model, all that list entries."""
+    names = [*(m.name for m in workload.models), *(a.name for a in workload.applications)]
+    if workload.has_entries:
+        return dict.fromkeys(names, 0)
+    variant_of = workload.variant_of
+    numbers = {name: number for number, name in enumerate(n for n in names if n not in variant_of)}
+    return {name: numbers[variant_of.get(name, name)] for name in names}
 
-    known = cache(partial(_hastily, carrying, watch=watch))
-    first = surely_attained(known(1.0))
-    if first is None:
+
+def _sought(carrying: _Carrying, groups: Groups, options: PlanOptions, watch: Watch) -> Plan:
+    """The plan of the least factors found that attain, else of those that attain most."""
+
+    def of(steps: Steps) -> dict[str, float]:
+        return {name: steps[group] / GRID for name, group in groups.items()}
+
+    def hastily(steps: Steps) -> Plan:
+        bare = found.plans.get(found.ones)
+        if throughput and bare is not None and len({*steps}) == 1:
+            return _divided(bare, steps[0] / GRID)
+        return _hastily(partial(carrying, of(steps)), watch, needed=bare is None)
+
+    throughput = options.objective == "throughput"
+    found = Factors(groups=groups, carrying=hastily, watch=watch)
+    if not found.begin():
         note = "headroom: the plan is too large to be simulated, it has none"
-        return _stated(_noted(known(1.0), note), options, 1.0)
-    tried, refused = _tried(known, first, watch)
-    able = [step for step in sorted(tried) if tried[step] >= ATTAINMENT]
-    step = able[0] if able else max(sorted(tried), key=lambda each: tried[each])
-    plan = known(step / GRID)
+        return _stated(_noted(found.plans[found.ones], note), options, of(found.ones))
+    found.seek()
+    if throughput and not found.attains(found.best()):  # rates are divided, nothing is planned
+        found.seek(alike=True)
+    steps = found.best()
+    plan, attained = found.plans[steps], min(found.attained[steps])
     if watch.limit_s is not None and plan.objective.gap > options.gap and not watch.over():
-        plan = _longer(plan, partial(carrying, step / GRID, watch), tried[step])
-    if not able:
-        plan = _noted(plan, _not_held(tried[step], step / GRID, refused))
-    return _stated(plan, options, step / GRID)
+        plan = _longer(plan, partial(carrying, of(steps), watch), attained)
+    if not found.attains(steps):
+        plan = _noted(plan, _not_held(attained, max(steps) / GRID, found.refused))
+    return _stated(plan, options, of(steps))
 
 
-def _hastily(carrying: _Carrying, factor: float, watch: Watch) -> Plan:
-    """The plan of a factor in a part of the time; that of none, if need be, in all of it."""
+def _hastily(made: Callable[[Watch], Plan], watch: Watch, *, needed: bool) -> Plan:
+    """The plan that a part of the time makes; a plan that is needed gets all of it if need be."""
     if watch.limit_s is None:
-        return carrying(factor, watch)
+        return made(watch)
     try:
-        return carrying(factor, watch.part(BEFORE))
+        return made(watch.part(BEFORE))
     except InfeasibleError:
-        if factor > 1 or watch.over():
+        if not needed or watch.over():
             raise
-        return carrying(factor, watch)
+        return made(watch)
 
 
-def _tried(
-    known: Callable[[float], Plan], first: float, watch: Watch
-) -> tuple[dict[int, float], dict[int, str]]:
-    """Attainment by factors in steps of 1 / `GRID`, and why some have no plan."""
-    tried, refused = {GRID: first}, dict[int, str]()
-
-    def short(step: int) -> bool:
-        if step not in tried and not watch.over():
-            try:
-                tried[step] = surely_attained(known(step / GRID)) or 0.0
-            except InfeasibleError as error:
-                refused[step] = f"; by {step / GRID:g}: {error}"
-                return False
-        return tried.get(step, 0.0) < ATTAINMENT
-
-    low, high, growth = GRID - 1, GRID, 2
-    while high <= MOST and short(high):
-        low, high, growth = high, high + growth, 2 * growth
-    last(short, low, min(high, MOST + 1))
-    return tried, refused
-
-
-def _not_held(attained: float, factor: float, refused: Mapping[int, str]) -> str:
-    why = refused[min(refused)] if refused else ""
+def _not_held(attained: float, factor: float, refused: Mapping[Steps, str]) -> str:
+    why = ""
+    if refused:
+        steps = min(refused, key=sum)
+        why = f"; by {max(steps) / GRID:g}: {refused[steps]}"
     return (
         f"headroom: surely {attained:.2%} of Poisson arrivals at {LOAD:g}, or of requests at equal "
         f"gaps, in time by a factor of {factor:g}, not {ATTAINMENT:.0%}{why}"
@@ -239,7 +265,8 @@ def _longer(plan: Plan, made: Callable[[], Plan], least: float) -> Plan:
         return plan
     if found.objective.gap >= plan.objective.gap:
         return plan
-    return found if (surely_attained(found) or 0.0) >= min(least, ATTAINMENT) else plan
+    attained = surely_attained(found) or {"": 0.0}
+    return found if min(attained.values()) >= min(least, ATTAINMENT) else plan
 
 
 # Plans
@@ -251,19 +278,21 @@ def _with(options: PlanOptions, headroom: str) -> PlanOptions:
     return replace(options, own={**options.own, HEADROOM.name: headroom})
 
 
-def _as_asked(plan: Plan, workload: Workload, factor: float) -> Plan:
-    """A plan for a multiple of rates as one that promises the rates themselves."""
-    planned = plan.workload
+def _as_asked(plan: Plan, workload: Workload, factors: Mapping[str, float]) -> Plan:
+    """A plan for multiples of rates or weights as one that promises the workload's own."""
+    planned, objective = plan.workload, plan.objective.name
     models = tuple(
-        replace(model, rate_rps=asked.rate_rps)
+        replace(model, rate_rps=asked.rate_rps, weight=asked.weight)
         for model, asked in zip(planned.models, workload.models, strict=True)
     )
     applications = tuple(
-        replace(application, rate_rps=asked.rate_rps)
+        replace(application, rate_rps=asked.rate_rps, weight=asked.weight)
         for application, asked in zip(planned.applications, workload.applications, strict=True)
     )
     asked = replace(planned, models=models, applications=applications)
-    return replace(_promising(plan, 1 / factor), workload=asked)
+    parts = {name: 1 / factor for name, factor in line_factors(asked, factors, objective).items()}
+    parts |= {a.name: 1 / factors[a.name] for a in applications}
+    return replace(_promising(plan, parts), workload=asked)
 
 
 def _divided(plan: Plan, factor: float) -> Plan:
@@ -275,24 +304,26 @@ def _divided(plan: Plan, factor: float) -> Plan:
     )
     proof = [{**part, "bound": part["bound"] / factor} for part in plan.certificate["proof"]]
     certificate = {**plan.certificate, "proof": proof}
-    return replace(_promising(plan, 1 / factor), objective=objective, certificate=certificate)
+    names = (*(m.name for m in plan.models), *(a.name for a in plan.workload.applications))
+    less = _promising(plan, dict.fromkeys(names, 1 / factor))
+    return replace(less, objective=objective, certificate=certificate)
 
 
-def _promising(plan: Plan, part: float) -> Plan:
-    """The plan with a part of its rates, pool by pool the same."""
+def _promising(plan: Plan, parts: Mapping[str, float]) -> Plan:
+    """The plan with parts of its rates by line and application, pool by pool the same."""
     return replace(
         plan,
-        models=tuple(_model_promising(model, part) for model in plan.models),
+        models=tuple(_model_promising(model, parts[model.name]) for model in plan.models),
         applications=tuple(
-            replace(
-                planned,
-                application=replace(
-                    planned.application, rate_rps=(planned.application.rate_rps or 0.0) * part
-                ),
-            )
+            replace(planned, application=_at_rate(planned.application, parts))
             for planned in plan.applications
         ),
     )
+
+
+def _at_rate(application: Application, parts: Mapping[str, float]) -> Application:
+    part = parts[application.name]
+    return replace(application, rate_rps=(application.rate_rps or 0.0) * part)
 
 
 def _model_promising(model: ModelPlan, part: float) -> ModelPlan:
@@ -311,8 +342,15 @@ def _noted(plan: Plan, note: str) -> Plan:
     return replace(plan, certificate={**plan.certificate, "notes": notes})
 
 
-def _stated(plan: Plan, options: PlanOptions, factor: float) -> Plan:
-    """The plan with the headroom as it was asked for, so that replanning seeks it again."""
-    given = {"headroom": options.own[HEADROOM.name], "headroom_factor": factor}
+def _stated(plan: Plan, options: PlanOptions, factors: Mapping[str, float]) -> Plan:
+    """The plan with the headroom as it was asked for, so that replanning seeks it again.
+
+    Factors above the least one are stated by name.
+    """
+    least = min(factors.values())
+    own = {name: factor for name, factor in sorted(factors.items()) if factor > least}
+    given: dict[str, Any] = {"headroom": options.own[HEADROOM.name], "headroom_factor": least}
+    if own:
+        given["headroom_factors"] = own
     plan = replace(plan, options={**plan.options, **given})
     return replace(plan, plan_id=plan_identity(plan))

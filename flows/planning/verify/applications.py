@@ -102,7 +102,7 @@ def application_rate_differences(plan: Plan) -> Iterator[str]:
             if pipeline.throughput_rps > rate * (1 + 1e-6):
                 yield f"{where}: throughput_rps is {pipeline.throughput_rps}, paid are {rate}"
             paid += rate
-        served *= headroom(plan)
+        served *= headroom(plan, model.name)
         if paid < served * (1 - 1e-6):
             yield f"{model.name}: {served} rows/s promised, {paid} paid"
 

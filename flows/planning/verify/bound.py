@@ -96,7 +96,7 @@ def _numbers(fields: Fields, names: list[str]) -> dict[str, float]:
 
 def _weak_duality(plan: Plan, gpu: Mapping[str, float], rate: Mapping[str, float]) -> float:
     asked = {m.name: m.normaliser(plan.objective.name) for m in plan.workload.models}
-    worth = headroom(plan) * math.fsum(asked[name] * rate[name] for name in asked)
+    worth = math.fsum(headroom(plan, name) * each * rate[name] for name, each in asked.items())
     level = plan.objective.name == "throughput"
     own = {name: 0.0 if level else gpu_price(plan, name, plan.objective.name) for name in gpu}
     scarce = (max(0.0, gpu[name] - own[name]) * plan.cluster.gpus(name) for name in gpu)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from flows.planning.verify.phases import RELATIVE
 from triton_backend.contract.plan import Plan
+from triton_backend.contract.workload import line_factors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,9 +18,14 @@ def compare(what: str, stated: float, derived: float) -> list[str]:
     return [f"{what} is {stated!r}, derived {derived!r}"]
 
 
-def headroom(plan: Plan) -> float:
-    """Times what the plan promises that its pools carry."""
-    return float(plan.options.get("headroom_factor", 1.0))
+def headroom(plan: Plan, line: str) -> float:
+    """Times what the plan promises of a model that its pools carry."""
+    least = float(plan.options.get("headroom_factor", 1.0))
+    own: Mapping[str, float] = plan.options.get("headroom_factors", {})
+    if not own:
+        return least
+    part = {name: factor / least for name, factor in own.items()}
+    return least * line_factors(plan.workload, part, plan.objective.name)[line]
 
 
 def margin_of(plan: Plan, model: str) -> float:

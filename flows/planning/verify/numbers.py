@@ -124,6 +124,10 @@ def _options_known(plan: Plan) -> Iterator[str]:
             _is_number(value, most) for value in cast("Mapping[str, object]", given).values()
         ):
             yield f"options: {name} is {given!r}, no numbers within 0 and {most:g} by model"
+    own: object = plan.options.get("headroom_factors", {})
+    factors = cast("Mapping[str, object]", own) if isinstance(own, Mapping) else {"": own}
+    if not all(_is_number(each) and cast("float", each) >= 1 for each in factors.values()):
+        yield f"options: headroom_factors is {own!r}, no numbers of 1 or more by name"
     for name in ("headroom_factor", "profile_factor"):
         factor = plan.options.get(name, 1.0)
         if not isinstance(factor, int | float) or not 1 <= factor < math.inf:

@@ -80,7 +80,7 @@ def _allowed_us(plan: Plan, model: ModelPlan, pipeline: Pipeline) -> tuple[float
             gathering = demand.gathering_us(pipeline.batch)
             share = float(plan.options.get("pipeline_margin", share))  # beside models in turns
         elif waits == TURN and pipeline.batch > 1 and (rate := _gathers_rps(plan, model, pipeline)):
-            gathering = pipeline.batch / (rate * headroom(plan)) * US_PER_S
+            gathering = pipeline.batch / (rate * headroom(plan, model.name)) * US_PER_S
     if plan.options.get("overflow") and not pipeline.throughput_rps:
         share /= 4  # overflow promises nothing and leaves a quarter of the margin free
     return (1 - share) * budget, gathering

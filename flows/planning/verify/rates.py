@@ -26,14 +26,14 @@ def rate_differences(plan: Plan) -> Iterator[str]:
         for m in plan.models
     }
     carried = {name: math.fsum(rates) for name, rates in delivered.items()}
-    totals = {name: total / headroom(plan) for name, total in carried.items()}
+    totals = {name: total / headroom(plan, name) for name, total in carried.items()}
     worth = worth_rps(plan, totals)
-    shared = {stage.pool for stages in _sharing(plan).values() for stage, _ in stages}
+    shared = {stage.pool for stages in _sharing(plan).values() for *_, stage in stages}
     for model in plan.models:
         total = totals[model.name]
         if any(stage.pool in shared for p in model.pipelines for stage in p.stages):
             for number, pipeline in enumerate(model.pipelines):
-                alone = delivered[model.name][number] / headroom(plan)
+                alone = delivered[model.name][number] / headroom(plan, model.name)
                 if pipeline.throughput_rps > alone * (1 + RELATIVE):
                     where = f"{model.name}, pipeline {number}: throughput_rps"
                     yield f"{where} is {pipeline.throughput_rps!r}, its pools deliver {alone!r}"
@@ -81,7 +81,7 @@ def entry_differences(plan: Plan) -> Iterator[str]:
             if rate < wanted[name] * (1 - 1e-6):
                 yield f"{where} is {rate!r}, {wanted[name]!r} asked"
         for number, pipeline in enumerate(model.pipelines):
-            alone = delivered_rps(plan, pipeline) / headroom(plan)
+            alone = delivered_rps(plan, pipeline) / headroom(plan, model.name)
             if pipeline.throughput_rps > alone * (1 + 1e-6):
                 where = f"{model.name}, pipeline {number}: throughput_rps"
                 yield f"{where} is {pipeline.throughput_rps!r}, its pools deliver {alone!r}"
@@ -112,16 +112,16 @@ def shadow_differences(plan: Plan) -> Iterator[str]:
             yield f"pool {pool.name} starts anywhere: {text}, one model of {blocks} is needed"
 
 
-def _sharing(plan: Plan) -> dict[str, list[tuple[Stage, Pipeline]]]:
-    """Stages and pipelines by pool, where several name it or part of its time is free."""
-    users: dict[str, list[tuple[Stage, Pipeline]]] = {}
-    for _, pipeline, stage, _ in plan.placed_stages():
-        users.setdefault(stage.pool, []).append((stage, pipeline))
+def _sharing(plan: Plan) -> dict[str, list[tuple[ModelPlan, Pipeline, Stage]]]:
+    """Users by pool, where several name it or part of its time is free."""
+    users: dict[str, list[tuple[ModelPlan, Pipeline, Stage]]] = {}
+    for model, pipeline, stage, _ in plan.placed_stages():
+        users.setdefault(stage.pool, []).append((model, pipeline, stage))
     free = plan.accounting.waits == TURN
     return {
         name: stages
         for name, stages in users.items()
-        if free or len(stages) > 1 or any(s.duty_cycle_us is not None for s, _ in stages)
+        if free or len(stages) > 1 or any(s.duty_cycle_us is not None for *_, s in stages)
     }
 
 
@@ -130,12 +130,14 @@ def shared_pool_differences(plan: Plan) -> Iterator[str]:
     share = 1.0
     if plan.accounting.waits == TURN:
         share = float(plan.options.get("utilisation", share))
-    share /= headroom(plan)
     users = _sharing(plan)
     for pool in plan.pools:
         work = math.fsum(
-            pipeline.throughput_rps * stage.latency_us / (stage.batch or pipeline.batch)
-            for stage, pipeline in users.get(pool.name, ())
+            headroom(plan, model.name)
+            * pipeline.throughput_rps
+            * stage.latency_us
+            / (stage.batch or pipeline.batch)
+            for model, pipeline, stage in users.get(pool.name, ())
         )
         if work > share * pool.vgpus * US_PER_S * (1 + 1e-6):
             most = f"{share:g} of {pool.vgpus}" if share < 1 else str(pool.vgpus)
@@ -189,6 +191,6 @@ def turn_differences(plan: Plan) -> Iterator[str]:
             waits = len(turns) > 1 or batch > 1
             if waits and duty + turn_us > allowed * (1 + RELATIVE):
                 yield f"{where}: duty cycle and turn take {duty + turn_us} µs of {allowed:g} µs"
-            most = pool.vgpus * batch * US_PER_S / duty / headroom(plan)
+            most = pool.vgpus * batch * US_PER_S / duty / headroom(plan, model.name)
             if pipeline.throughput_rps > most * (1 + RELATIVE):
                 yield f"{where}: {pipeline.throughput_rps!r} requests/s, its turns carry {most!r}"

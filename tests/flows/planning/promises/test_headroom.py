@@ -39,6 +39,12 @@ def attained(plan: Plan, seed: int = attainment.SEED) -> float:
     return simulate(plan, how).least_attainment
 
 
+def largest(plan: Plan) -> float:
+    """The largest factor that a plan states."""
+    own = plan.options.get("headroom_factors", {})
+    return max(plan.options["headroom_factor"], *own.values(), 1.0)
+
+
 SHORT = (
     ("pool", "applications-00", True),
     ("pool", "scarce-01", False),
@@ -78,8 +84,7 @@ def test_every_planner_has_headroom_where_its_plan_falls_short(
     made = golden(problem, planner, headroom="poisson99")
     plan = made.plan()
     assert attained(plan) >= 0.99
-    factor = plan.options["headroom_factor"]
-    assert 1 < factor <= 20
+    assert 1 < largest(plan) <= 20
     assert plan.options["headroom"] == "poisson99"
     assert verify_plan(plan, made.profiles) == []
     assert Plan.from_dict(plan.to_dict()).to_dict() == plan.to_dict()
@@ -90,9 +95,10 @@ def test_every_planner_has_headroom_where_its_plan_falls_short(
         asked = [model.rate_rps for model in plan.workload.models]
         assert asked == [model.rate_rps for model in made.workload.models]
         return
-    assert plan.pools == without.pools
-    assert plan.objective.value == pytest.approx(without.objective.value / factor)
-    assert plan.objective.gap == pytest.approx(without.objective.gap)
+    assert without.objective.value / largest(plan) <= plan.objective.value * (1 + 1e-6)
+    assert plan.objective.value <= without.objective.upper_bound
+    asked = [(model.weight, model.rate_rps) for model in plan.workload.models]
+    assert asked == [(model.weight, model.rate_rps) for model in made.workload.models]
 
 
 @pytest.mark.long
@@ -221,7 +227,7 @@ def test_the_least_factor_that_holds_is_stated() -> None:
     less = planned(problem, own={"headroom": f"{factor - 0.05:g}"})
     sure = attainment.surely_attained(less)
     assert sure is not None
-    assert sure < 0.99
+    assert min(sure.values()) < 0.99
 
 
 @pytest.mark.parametrize("planner", ["pool", "graft"])

@@ -1,0 +1,132 @@
+"""Factors of groups that share GPUs, sought with plans of a made-up system."""
+
+from dataclasses import replace
+
+import pytest
+
+from flows.planning.promises import factors
+from flows.planning.promises.factors import GRID, Factors, Steps
+from flows.planning.watch import Watch
+from tests.fakes.plans import two_stages
+from tests.flows.planning.gpulets.cases import Held
+from triton_backend.contract.errors import InfeasibleError
+from triton_backend.contract.plan import Plan
+
+GROUPS = {"calm": 0, "tight": 1}
+
+
+class System:
+    """Models that attain from their factor on; a plan costs the sum of factors."""
+
+    def __init__(self, needed: dict[str, int], most: int = 10_000) -> None:
+        self.needed, self.most = needed, most
+        self.tried: list[Steps] = []
+        self.objective = "cost"
+
+    def plan(self, steps: Steps) -> Plan:
+        self.tried.append(steps)
+        if sum(steps) > self.most:
+            raise InfeasibleError("cluster", "too few GPUs")
+        plan = two_stages()
+        paid = float(sum(steps))
+        value = paid if self.objective == "cost" else 1 / paid
+        objective = replace(plan.objective, name=self.objective, value=value)
+        return replace(plan, objective=objective, options={"steps": steps})
+
+    def attained(self, plan: Plan) -> dict[str, float]:
+        steps = plan.options["steps"]
+        return {
+            name: 0.999 if steps[GROUPS[name]] >= needed else 0.5 + steps[GROUPS[name]] / 1_000
+            for name, needed in self.needed.items()
+        }
+
+
+def sought(system: System, monkeypatch: pytest.MonkeyPatch, watch: Watch | None = None) -> Factors:
+    monkeypatch.setattr(factors, "surely_attained", system.attained)
+    found = Factors(groups=GROUPS, carrying=system.plan, watch=watch or Watch())
+    assert found.begin()
+    found.seek()
+    return found
+
+
+@pytest.mark.parametrize("needed", [GRID, GRID + 1, GRID + 2, 33, 50, 217])
+@pytest.mark.parametrize("objective", ["cost", "throughput"])
+def test_each_group_has_the_least_factor_with_which_it_attains(
+    monkeypatch: pytest.MonkeyPatch, needed: int, objective: str
+) -> None:
+    system = System({"calm": GRID, "tight": needed})
+    system.objective = objective
+    found = sought(system, monkeypatch)
+    assert found.best() == (GRID, needed)
+    assert found.attains((GRID, needed))
+    assert len(system.tried) == len({*system.tried}) < 20
+
+
+def test_groups_grow_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = sought(System({"calm": 23, "tight": 61}), monkeypatch)
+    assert found.best() == (23, 61)
+
+
+def test_a_name_of_no_group_belongs_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    system = System({"calm": GRID})
+    monkeypatch.setattr(factors, "surely_attained", lambda _: {"calm": 1.0, "line": 0.7})
+    found = Factors(groups=GROUPS, carrying=system.plan, watch=Watch())
+    assert found.begin()
+    assert found.attained[found.ones] == (0.7, 0.7)
+
+
+def test_factors_without_a_plan_leave_those_that_attain_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    system = System({"calm": GRID, "tight": 60}, most=GRID + 40)
+    found = sought(system, monkeypatch)
+    assert found.best() == (GRID, 40)
+    assert not found.attains(found.best())
+    assert {*found.refused.values()} == {"cluster: too few GPUs"}
+
+
+def test_one_factor_for_all_is_found_by_the_same_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    system = System({"calm": GRID, "tight": 33})
+    monkeypatch.setattr(factors, "surely_attained", system.attained)
+    found = Factors(groups=GROUPS, carrying=system.plan, watch=Watch())
+    assert found.begin()
+    found.seek(alike=True)
+    assert found.best() == (33, 33)
+
+
+def test_a_factor_that_another_group_makes_too_small_grows_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`tight` needs a step more where `calm` has grown just enough."""
+    system = System({"calm": 23, "tight": 41})
+
+    def attained(plan: Plan) -> dict[str, float]:
+        calm, tight = plan.options["steps"]
+        return {
+            "calm": 0.999 if calm >= 23 else 0.5,
+            "tight": 0.999 if tight >= (42 if calm == 23 else 41) else 0.5,
+        }
+
+    monkeypatch.setattr(factors, "surely_attained", attained)
+    found = Factors(groups=GROUPS, carrying=system.plan, watch=Watch())
+    assert found.begin()
+    found.seek()
+    assert found.best() in {(23, 42), (24, 41)}
+    assert found.attains(found.best())
+
+
+def test_nothing_is_tried_once_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Held()
+    system = System({"calm": GRID, "tight": 33})
+    monkeypatch.setattr(factors, "surely_attained", system.attained)
+
+    def slow(steps: Steps) -> Plan:
+        clock.now_s += 1.0
+        return system.plan(steps)
+
+    watch = Watch(limit_s=3.0, _clock=clock)
+    found = Factors(groups=GROUPS, carrying=slow, watch=watch)
+    assert found.begin()
+    found.seek()
+    assert len(system.tried) == 3
+    assert not found.attains(found.best())
