@@ -208,30 +208,30 @@ def _groups(workload: Workload) -> dict[str, int]:
 def _sought(carrying: _Carrying, groups: Groups, options: PlanOptions, watch: Watch) -> Plan:
     """The plan of the least factors found that attain, else of those that attain most."""
 
-    def of(steps: Steps) -> dict[str, float]:
-        return {name: steps[group] / GRID for name, group in groups.items()}
+    def carried(steps: Steps) -> Plan:
+        *own, common = steps
+        if common > GRID:
+            return _divided(found.plans[*own, GRID], common / GRID)
+        made = partial(carrying, found.factors(steps))
+        return _hastily(made, watch, needed=steps == found.ones)
 
-    def hastily(steps: Steps) -> Plan:
-        bare = found.plans.get(found.ones)
-        if throughput and bare is not None and len({*steps}) == 1:
-            return _divided(bare, steps[0] / GRID)
-        return _hastily(partial(carrying, of(steps)), watch, needed=bare is None)
-
-    throughput = options.objective == "throughput"
-    found = Factors(groups=groups, carrying=hastily, watch=watch)
+    found = Factors(groups=groups, carrying=carried, watch=watch)
     if not found.begin():
         note = "headroom: the plan is too large to be simulated, it has none"
-        return _stated(_noted(found.plans[found.ones], note), options, of(found.ones))
+        plan = _noted(found.plans[found.ones], note)
+        return _stated(plan, options, found.factors(found.ones))
     found.seek()
-    if throughput and not found.attains(found.best()):  # rates are divided, nothing is planned
-        found.seek(alike=True)
+    if options.objective == "throughput" and not found.attains(found.best()):
+        found.divide()
     steps = found.best()
+    factors = found.factors(steps)
     plan, attained = found.plans[steps], min(found.attained[steps])
-    if watch.limit_s is not None and plan.objective.gap > options.gap and not watch.over():
-        plan = _longer(plan, partial(carrying, of(steps), watch), attained)
+    time_left = watch.limit_s is not None and not watch.over()
+    if time_left and plan.objective.gap > options.gap:
+        plan = _longer(plan, partial(carrying, factors, watch), attained)
     if not found.attains(steps):
-        plan = _noted(plan, _not_held(attained, max(steps) / GRID, found.refused))
-    return _stated(plan, options, of(steps))
+        plan = _noted(plan, _not_held(attained, max(factors.values()), found.refused))
+    return _stated(plan, options, factors)
 
 
 def _hastily(made: Callable[[Watch], Plan], watch: Watch, *, needed: bool) -> Plan:

@@ -57,19 +57,23 @@ def test_each_group_has_the_least_factor_with_which_it_attains(
     system = System({"calm": GRID, "tight": needed})
     system.objective = objective
     found = sought(system, monkeypatch)
-    assert found.best() == (GRID, needed)
-    assert found.attains((GRID, needed))
+    assert found.best() == (GRID, needed, GRID)
+    assert found.attains((GRID, needed, GRID))
     assert len(system.tried) == len({*system.tried}) < 20
 
 
 def test_groups_grow_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     found = sought(System({"calm": 23, "tight": 61}), monkeypatch)
-    assert found.best() == (23, 61)
+    assert found.best() == (23, 61, GRID)
 
 
 def test_a_name_of_no_group_belongs_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
     system = System({"calm": GRID})
-    monkeypatch.setattr(factors, "surely_attained", lambda _: {"calm": 1.0, "line": 0.7})
+
+    def attained(_: Plan) -> dict[str, float]:
+        return {"calm": 1.0, "line": 0.7}
+
+    monkeypatch.setattr(factors, "surely_attained", attained)
     found = Factors(groups=GROUPS, carrying=system.plan, watch=Watch())
     assert found.begin()
     assert found.attained[found.ones] == (0.7, 0.7)
@@ -78,20 +82,30 @@ def test_a_name_of_no_group_belongs_to_all(monkeypatch: pytest.MonkeyPatch) -> N
 def test_factors_without_a_plan_leave_those_that_attain_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    system = System({"calm": GRID, "tight": 60}, most=GRID + 40)
+    system = System({"calm": GRID, "tight": 60}, most=2 * GRID + 40)
     found = sought(system, monkeypatch)
-    assert found.best() == (GRID, 40)
+    assert found.best() == (GRID, 40, GRID)
     assert not found.attains(found.best())
     assert {*found.refused.values()} == {"cluster: too few GPUs"}
 
 
-def test_one_factor_for_all_is_found_by_the_same_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    system = System({"calm": GRID, "tight": 33})
-    monkeypatch.setattr(factors, "surely_attained", system.attained)
-    found = Factors(groups=GROUPS, carrying=system.plan, watch=Watch())
+def test_a_common_factor_is_sought_where_no_plan_attains(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attained(plan: Plan) -> dict[str, float]:
+        return {"calm": plan.options["part"]}
+
+    monkeypatch.setattr(factors, "surely_attained", attained)
+
+    def carrying(steps: Steps) -> Plan:
+        plan = two_stages()
+        return replace(plan, options={"part": 0.9 + steps[-1] / 400})
+
+    found = Factors(groups=GROUPS, carrying=carrying, watch=Watch(limit_s=0.0))
     assert found.begin()
-    found.seek(alike=True)
-    assert found.best() == (33, 33)
+    found.seek()
+    assert found.best() == found.ones
+    found.divide()
+    assert found.best() == (GRID, GRID, 36)
+    assert found.factors(found.best()) == {"calm": 1.8, "tight": 1.8}
 
 
 def test_a_factor_that_another_group_makes_too_small_grows_again(
@@ -101,7 +115,7 @@ def test_a_factor_that_another_group_makes_too_small_grows_again(
     system = System({"calm": 23, "tight": 41})
 
     def attained(plan: Plan) -> dict[str, float]:
-        calm, tight = plan.options["steps"]
+        calm, tight, _ = plan.options["steps"]
         return {
             "calm": 0.999 if calm >= 23 else 0.5,
             "tight": 0.999 if tight >= (42 if calm == 23 else 41) else 0.5,
@@ -111,7 +125,7 @@ def test_a_factor_that_another_group_makes_too_small_grows_again(
     found = Factors(groups=GROUPS, carrying=system.plan, watch=Watch())
     assert found.begin()
     found.seek()
-    assert found.best() in {(23, 42), (24, 41)}
+    assert found.best() in {(23, 42, GRID), (24, 41, GRID)}
     assert found.attains(found.best())
 
 
