@@ -41,9 +41,13 @@ def read_steps(path: Path) -> dict[str, GivenStep]:
     """The steps of a workload.yaml, by name; nothing of them is imported.
 
     Raises:
-        InputError: the file cannot be read or used, with step and field.
+        InputError: the file cannot be read or used, with file, step and field.
     """
-    return {form.name: _given(form, path.parent) for form in read_step_forms(path)}
+    forms = read_step_forms(path)
+    try:
+        return {form.name: _given(form, path.parent) for form in forms}
+    except InputError as error:
+        raise InputError(f"{path}, {error.where}", error.reason) from error
 
 
 def _given(form: StepForm, base: Path) -> GivenStep:
@@ -107,7 +111,10 @@ def stated_tensor(where: str, name: str, text: str, max_bytes: int | None = None
     parts = sizes.strip().lower().split("x") if sizes.strip() else []
     if not all(part.isascii() and part.isdecimal() for part in parts):
         raise InputError(where, f"{name!r} is {text!r}, not as `FP32 3x224x224`")
-    return TensorSpec(name=name, dtype=dtype, shape=(-1, *map(int, parts)))
+    try:
+        return TensorSpec(name=name, dtype=dtype, shape=(-1, *map(int, parts)))
+    except InputError as error:
+        raise InputError(f"{where}, {error.where}", error.reason) from error
 
 
 def _folder_or_file(base: Path, text: str) -> Path | None:
