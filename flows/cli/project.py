@@ -122,9 +122,18 @@ def _placed(error: InputError, file: Path, workload: Workload) -> InputError:
         where = f"{file}, steps[{steps.index(about[1])}].name"
         return InputError(where, f"{error}; `poolpipe steps` prepares it, `profile` measures it")
     names = [model.name for model in workload.models]
-    if about is None or about[1] not in names:
+    if about is None:
         return error
-    return InputError(f"{file}, models[{names.index(about[1])}].name", str(error))
+    if about[1] in names:
+        return InputError(f"{file}, models[{names.index(about[1])}].name", str(error))
+    places = [
+        f"{file}, {application.name!r}, {module.name}"
+        for application in workload.applications
+        for module in application.modules
+        if module.model == about[1]
+    ]
+    known = f"; steps of the file: {', '.join(steps)}" if steps else ""
+    return InputError(places[0], f"{error}{known}") if places else error
 
 
 def keep_run(
