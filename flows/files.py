@@ -189,7 +189,9 @@ def read_plan(path: Path) -> Plan:
     try:
         data = json.loads(read_text(path))
     except json.JSONDecodeError as error:
-        raise InputError(str(path), f"not JSON: {error}") from error
+        at = f"line {error.lineno}, column {error.colno}"
+        reason = f"is no plan: not JSON at {at}; `poolpipe plan -o` writes plans"
+        raise InputError(str(path), reason) from error
     if not isinstance(data, dict):
         raise InputError(str(path), "not a plan: the file holds no object")
     plan = _made(path, Plan.from_dict, data)

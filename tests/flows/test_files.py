@@ -300,7 +300,15 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("{", "not JSON"), ("[]", "holds no object"), ("{}", "models: is missing")],
+    [
+        (
+            "{",
+            "plan.json: is no plan: not JSON at line 1, column 2; `poolpipe plan -o` writes plans$",
+        ),
+        ("models: []", "is no plan: not JSON"),
+        ("[]", "holds no object"),
+        ("{}", "models: is missing"),
+    ],
 )
 def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason):
