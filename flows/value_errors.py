@@ -7,7 +7,7 @@ Here: one reason of one complaint. Not here: the field, which files (`files`) an
 from collections.abc import Mapping
 from typing import Any
 
-# What a value is not, by the beginning of the complaint's type.
+# Nouns of kinds of values, by the beginning of a complaint's type.
 _NOUNS = {
     "bool": "truth value",
     "dict": "table",
