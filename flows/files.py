@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import ValidationError
+from pydantic import Tag, ValidationError
 
 from flows.device_class import DeviceClass
 from flows.file_forms import (
@@ -27,6 +27,7 @@ from flows.file_forms import (
     inner_kind,
 )
 from flows.plan_fields import unknown_fields
+from flows.value_errors import noun_of, reason_of, shown
 from triton_backend.contract.applications.sizes import AT, size_name
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError
@@ -40,6 +41,7 @@ Source = TypeVar("Source")
 
 
 GIVEN_INPUTS = ("input_shapes", "input_ranges", "samples")
+_OF_FIELDS = ("missing", "extra_forbidden")  # types of errors about a field, not about its value
 _MERGE = "tag:yaml.org,2002:merge"  # of the key `<<`
 OF_PREPARING = set(StepForm.model_fields) - {"name", "python"}  # of a step; a plan needs none of it
 
@@ -187,7 +189,9 @@ def read_plan(path: Path) -> Plan:
     try:
         data = json.loads(read_text(path))
     except json.JSONDecodeError as error:
-        raise InputError(str(path), f"not JSON: {error}") from error
+        at = f"line {error.lineno}, column {error.colno}"
+        reason = f"is no plan: not JSON at {at}; `poolpipe plan -o` writes plans"
+        raise InputError(str(path), reason) from error
     if not isinstance(data, dict):
         raise InputError(str(path), "not a plan: the file holds no object")
     plan = _made(path, Plan.from_dict, data)
@@ -283,8 +287,10 @@ def _complaint(path: Path, form: type[FileForm], error: ValidationError) -> Inpu
 
     What is missing is often there under an unknown name.
     """
-    first, *more = (_fault(form, one) for one in error.errors(include_url=False))
-    field, reason = first
+    faults: dict[str, list[Mapping[str, Any]]] = {}
+    for one in error.errors(include_url=False):
+        faults.setdefault(_field(form, one), []).append(one)
+    (field, reason), *more = ((field, _reason(form, found)) for field, found in faults.items())
     if len(more) == 1:
         reason += f" (and {': '.join(filter(None, more[0]))})"
     elif more:
@@ -292,22 +298,36 @@ def _complaint(path: Path, form: type[FileForm], error: ValidationError) -> Inpu
     return InputError(f"{path}, {field}" if field else str(path), reason)
 
 
-def _fault(form: type[FileForm], error: Mapping[str, Any]) -> tuple[str, str]:
-    """Field and reason of one error."""
-    loc: tuple[int | str, ...] = error["loc"]
-    field = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in loc).lstrip(".")
-    reason = " ".join(str(error["msg"]).split())
+def _field(form: type[FileForm], error: Mapping[str, Any]) -> str:
+    """The field of an error, as users write it: without names of types, of which it may be one."""
+    parts: list[int | str] = []
+    kind: Any = form
+    for part in error["loc"]:
+        kind = inner_kind(kind, part)
+        if kind is not None and Tag(str(part)) in getattr(kind, "__metadata__", ()):
+            continue
+        if kind is not None or error["type"] in _OF_FIELDS:
+            parts.append(part)
+    return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in parts).lstrip(".")
+
+
+def _reason(form: type[FileForm], errors: Sequence[Mapping[str, Any]]) -> str:
+    """The reason of all errors of one field: a value may be of several types, and fits none.
+
+    Where it is of one of them, only that one's complaint is of use.
+    """
+    error = next((one for one in errors if noun_of(one) is None), errors[0])
+    if (noun := noun_of(error)) is not None:
+        nouns = dict.fromkeys(noun_of(one) or noun for one in errors)
+        return f"{shown(error['input'])} is no {' or '.join(nouns)}"
+    loc = error["loc"]
     if error["type"] == "missing":
-        reason = "is missing"
-    elif error["type"] == "extra_forbidden":
-        reason = _no_such_field(str(loc[-1]), _fields_at(form, loc[:-1]))
-    elif error["type"] == "model_type":
-        reason = "is empty" if error["input"] is None else "holds no fields, as NAME: VALUE"
-    elif error["type"] == "finite_number":
-        reason = f"{error['input']} is no finite number"
-    elif not isinstance(error["input"], (dict, list)):
-        reason = f"{reason}, not {error['input']!r}"
-    return field, reason
+        return "is missing"
+    if error["type"] == "extra_forbidden":
+        return _no_such_field(str(loc[-1]), _fields_at(form, loc[:-1]))
+    if error["type"] == "model_type":
+        return "is empty" if error["input"] is None else "holds no fields, as NAME: VALUE"
+    return reason_of(error)
 
 
 def _no_such_field(path: str, known: Sequence[str]) -> str:

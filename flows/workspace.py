@@ -6,7 +6,7 @@ Not here: planning, which loads solvers and kernels (`planning/stored_plans`).
 
 import time
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,20 +84,40 @@ def find_plan(work: Workspace, text: str) -> Plan:
     """A plan by its file, its id in the warehouse, or the beginning of its id.
 
     Raises:
-        InputError: no such file; no stored plan, or several, fit; or the file is no plan.
+        InputError: no such file, or a folder; no stored plan, or several, fit; or the file is no
+            plan.
     """
     if not text:  # every id begins with nothing
         raise InputError("plan ''", "name a plan.json, the id of a stored plan, or its beginning")
     if is_plan_file(text):
         return read_plan_file(Path(text))
+    folder = Path(text)
     if not work.warehouse.exists():
         where = f"neither a file nor, as there is no {work.warehouse}, a stored plan"
-        raise InputError(text, where)
+        raise _no_file(folder) if folder.is_dir() else InputError(text, where)
     with work.open(read_only=True) as warehouse:
-        return read_plan(warehouse, text)
+        try:
+            return read_plan(warehouse, text)
+        except InputError as error:
+            if folder.is_dir():
+                raise _no_file(folder) from error
+            raise
+
+
+def _no_file(folder: Path) -> InputError:
+    """The complaint about a folder in a plan's place, with the plans that lie in it."""
+    found: list[str] = []
+    for path in sorted(folder.glob("*.json")):
+        with suppress(InputError):
+            read_plan_file(path)
+            found.append(str(path))
+    there = f"name a file in it: {', '.join(found)}" if found else "no plan lies in it"
+    return InputError(str(folder), f"is a folder; {there}")
 
 
 def is_plan_file(text: str) -> bool:
     """True if a text names a file: one that is there, or one that could only be a file."""
     path = Path(text)
+    if path.is_dir():
+        return False
     return path.is_file() or path.suffix == ".json" or len(path.parts) > 1

@@ -2,11 +2,13 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
+from triton_backend.contract.applications.sizes import AND, AT
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.profiles import (
     InterferenceModel,
@@ -107,9 +109,17 @@ def find_model(warehouse: Warehouse, name: str) -> ModelRecord:
     rows = warehouse.query("newest_model", [name])
     if not rows:
         known = ", ".join(model_names(warehouse)) or "none"
-        reason = f"is not in {warehouse.path}; it has {known}; `poolpipe split` adds others"
+        reason = f"is not in {warehouse.path}; it has {known}; {_how_to_add(name)}"
         raise InputError(f"model {name!r}", reason)
     return _model(rows[0])
+
+
+def _how_to_add(name: str) -> str:
+    model, several, shapes = name.rpartition(AT)
+    if not several or not re.fullmatch(r"[\dx+]+", shapes):
+        return "`poolpipe split` adds others"
+    options = "".join(f" --input-shape INPUT={shape}" for shape in shapes.split(AND))
+    return f"`poolpipe split FILE --name {model}{options}` adds it"
 
 
 def model_names(warehouse: Warehouse) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from flows.cli.console import note
 from flows.clock import now_utc
-from flows.files import write_plan
+from flows.files import read_yaml, write_plan
 from flows.workspace import Workspace, find_plan, is_plan_file, workspace
 from triton_backend.contract.cluster import Cluster
 from triton_backend.contract.errors import InputError
@@ -121,10 +121,22 @@ def _placed(error: InputError, file: Path, workload: Workload) -> InputError:
     if about is not None and about[1] in steps:
         where = f"{file}, steps[{steps.index(about[1])}].name"
         return InputError(where, f"{error}; `poolpipe steps` prepares it, `profile` measures it")
-    names = [model.name for model in workload.models]
-    if about is None or about[1] not in names:
+    if about is None:
         return error
-    return InputError(f"{file}, models[{names.index(about[1])}].name", str(error))
+    names = [model.get("name") for model in read_yaml(file).get("models") or ()]
+    for model in workload.models:  # of several by one name the file has one entry
+        listed = model.name if model.name in names else model.size_of
+        if model.name == about[1] and listed in names:
+            field = ".name" if listed == model.name else ""
+            return InputError(f"{file}, models[{names.index(listed)}]{field}", str(error))
+    places = [
+        f"{file}, {application.name!r}, {module.name}"
+        for application in workload.applications
+        for module in application.modules
+        if module.model == about[1]
+    ]
+    known = f"; steps of the file: {', '.join(steps)}" if steps else ""
+    return InputError(places[0], f"{error}{known}") if places else error
 
 
 def keep_run(

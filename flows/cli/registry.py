@@ -18,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from flows.cli.option_fields import expanded
 from flows.options import range_in_words
+from flows.value_errors import reason_of
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.fields import check_finite
 
@@ -40,9 +41,8 @@ class Declared:
 
 
 _ARGUMENTS, _OPTIONS = "Arguments", "Options"
-# Of pydantic's complaints about a value: types that a range has, and what a number must be.
+# Types of pydantic's complaints about a value that is out of its range.
 _RANGES = ("greater_than_equal", "less_than_equal")
-_NUMBERS = {"int": "no whole number", "float": "no number"}
 _TAKES_MORE = {"allow_extra_args": True, "ignore_unknown_options": True}
 _declared: list[Declared] = []
 _families: dict[str, str] = {}
@@ -201,9 +201,7 @@ def _why_not(error: typer.TyperException) -> str | None:
         least, most = (getattr(parameter, end, None) for end in ("min", "max"))
         ends = -inf if least is None else least, inf if most is None else most
         return f"{value} is not {range_in_words(*ends)}"
-    if kind.startswith(tuple(_NUMBERS)):
-        return f"{value!r} is {_NUMBERS[kind.partition('_')[0]]}"
-    return str(first["msg"]).removeprefix("Value error, ").removesuffix(".")
+    return reason_of(first)
 
 
 def _spelled(parameter: Any) -> str:

@@ -51,7 +51,8 @@ def check_given_shapes(work: Workspace, path: Path) -> None:
     """Hold the `input_shapes` of a workload.yaml against the models as they were split.
 
     Raises:
-        InputError: a model has no such input, or was split for another size.
+        InputError: a model is not in the warehouse, has no such input, or was split for another
+            size; named with the file.
     """
     given = {name: inputs.shapes for name, inputs in read_given_inputs(path).items()}
     for name, texts in given.items():
@@ -59,7 +60,11 @@ def check_given_shapes(work: Workspace, path: Path) -> None:
             continue
         where = f"{path}, model {name!r}"
         with work.open(read_only=True) as warehouse:
-            known = {spec.name: spec.shape[1:] for spec in find_model(warehouse, name).inputs}
+            try:
+                inputs = find_model(warehouse, name).inputs
+            except InputError as error:
+                raise InputError(where, error.reason) from error
+        known = {spec.name: spec.shape[1:] for spec in inputs}
         for tensor, sizes in read_shapes(texts, f"{where}, input_shapes").items():
             if tensor not in known:
                 raise InputError(where, f"has no input {tensor!r}; its inputs: {', '.join(known)}")

@@ -1,13 +1,16 @@
 import json
 import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 from typing import Any
 
 import pytest
+import yaml
 
 from flows.device_class import DeviceClass
+from flows.file_forms import ClusterForm, FileForm, WorkloadForm, form_in, inner_kind
 from flows.files import (
     read_cluster,
     read_device_classes,
@@ -84,7 +87,7 @@ def test_a_class_may_be_cut_into_percents(tmp_path: Path) -> None:
     assert (mig.partitions, mig.process_memory_gib) == (((20, 80), (40, 40)), 0.5)
     assert (mps.vgpu_percents, mps.most_vgpus) == ((50, 75, 100), 3)
     path.write_text(path.read_text().replace("{step: 25,", "{stride: 25,"))
-    with pytest.raises(InputError, match=r"vgpu_percents\.steps\.step: is missing"):
+    with pytest.raises(InputError, match=r"vgpu_percents\.step: is missing"):
         read_cluster(path)
 
 
@@ -124,10 +127,10 @@ def test_a_runtime_that_cannot_be_is_named(tmp_path: Path, runtime: str, reason:
 @pytest.mark.parametrize(
     ("change", "field", "reason"),
     [
-        (("gpus: 4", "gpus: zero"), "nodes[1].gpus", "valid integer"),
+        (("gpus: 4", "gpus: zero"), "nodes[1].gpus", "'zero' is no whole number"),
         (("gpus: 4", "gpu: 4"), "nodes[1].gpus", "is missing (and nodes[1].gpu: no such"),
-        (("count: 2", "count: 0"), "nodes[0].count", "greater than 0, not 0"),
-        (("count: 2", "count: true"), "nodes[0].count", "a number, not True"),
+        (("count: 2", "count: 0"), "nodes[0].count", "0 is not above 0"),
+        (("count: 2", "count: true"), "nodes[0].count", "true is no number"),
         (("gpu_class: P4", "gpu_class: T4"), "nodes[1].gpu_class", "'T4' is not one of"),
         (("[1, 2]", "[1, 9]"), "gpu_classes.L4.vgpu_divisors", "from 1 to 4"),
         (("memory_gib", "memory"), "gpu_classes.L4.memory", "no such field"),
@@ -186,7 +189,7 @@ def test_a_number_may_have_an_exponent_and_no_dot(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("models: []", "models: List should have at least 1 item"),
+        ("models: []", "models: is empty; at least 1 must be listed"),
         ("models: [{name: a}]", r"models\[0\].slo_ms: is missing"),
         ("models: [{name: a, slo_ms: .nan}]", r"models\[0\].slo_ms: nan is no finite number"),
         ("models: [{name: a, slo_ms: 1}, {name: a, slo_ms: 1}]", "listed twice"),
@@ -201,6 +204,93 @@ def test_a_wrong_workload_is_refused_with_field_and_reason(
         read_workload(written(tmp_path, text))
 
 
+WRONG = (None, True, "x", -3, 1.5, [], {}, [[]], {3: 3}, {"x": []}, float("nan"))
+
+
+def places(form: type[FileForm], *way: int | str) -> list[tuple[int | str, ...]]:
+    """The ways to all fields of a form and of those in it; 0 stands for an item of a list."""
+    found: list[tuple[int | str, ...]] = []
+    for name, field in form.model_fields.items():
+        found.append((*way, name))
+        if (inner := form_in(field.annotation)) is not None:
+            item = (part for part in (0, "net") if inner_kind(field.annotation, part) is not None)
+            found += places(inner, *way, name, *item)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("form", "read"), [(WorkloadForm, read_workload), (ClusterForm, read_cluster)]
+)
+def test_no_value_of_any_field_is_refused_in_the_words_of_a_library(
+    tmp_path: Path, form: type[FileForm], read: Callable[[Path], object]
+) -> None:
+    refused: list[str] = []
+    for way in places(form):
+        for value in WRONG:
+            data: Any = value
+            for part in reversed(way):
+                data = [data] if part == 0 else {part: data}
+            path = written(tmp_path, yaml.safe_dump(data))
+            try:
+                read(path)
+            except InputError as error:
+                refused.append(str(error).removeprefix(str(path)))
+    foreign = r"Input|should|valid|Value error|function-|\[key|Form"
+    assert [said for said in refused if re.search(foreign, said)] == []
+    assert len(refused) > len(places(form))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("models: [{name: a, slo_ms: fast}]", "models[0].slo_ms: 'fast' is no number"),
+        ("models: [{name: a, slo_ms: [1]}]", "models[0].slo_ms: a list is no number"),
+        ("models: [{name: a, slo_ms: }]", "models[0].slo_ms: nothing is no number"),
+        ("models: [{name: 3, slo_ms: 1}]", "models[0].name: 3 is no text"),
+        ("models: {a: 1}", "models: a table is no list"),
+        ("models: [{name: a, slo_ms: 1, accuracy: 3}]", "accuracy: 3 is not at most 1"),
+        (
+            "models: [{name: a, slo_ms: 1, input_shapes: {x: 1.5}}]",
+            "models[0].input_shapes.x: 1.5 is no text or whole number",
+        ),
+        (
+            "models: [{name: a, slo_ms: 1, input_shapes: {x: -3}}]",
+            "models[0].input_shapes.x: -3 is not above 0",
+        ),
+        (
+            "models: [{name: a, slo_ms: 1, input_shapes: {3: x}}]",
+            "models[0].input_shapes: 3 is no text",
+        ),
+        (
+            "models: [{name: a, slo_ms: 1, versions: [{version: a, name: b}]}]",
+            "models[0].versions[0].version: 'a' is no whole number",
+        ),
+        (
+            "models: [{name: a, slo_ms: 1, accuracy: 1, variants: [{name: a, accuracy: 1}]}]",
+            "workload model 'a', variants: 'a' is the model itself",
+        ),
+        (
+            "models: [{name: b, slo_ms: 1}, {name: a, slo_ms: 1}, {name: a, slo_ms: 2}]",
+            "workload, models: 'a' is listed twice",
+        ),
+    ],
+)
+def test_a_value_of_another_kind_is_named_with_what_it_should_be(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(InputError) as refused:
+        read_workload(path)
+    assert str(refused.value).startswith(str(path))
+    assert str(refused.value).endswith(said)
+
+
+def test_a_size_of_a_list_or_of_steps_is_named_without_the_names_of_types(tmp_path: Path) -> None:
+    path = written(tmp_path, CLUSTER.replace("[1, 2]", "[1], vgpu_percents: {step: a}"))
+    with pytest.raises(InputError, match=r"L4.vgpu_percents.step: 'a' is no whole number"):
+        read_cluster(path)
+
+
 def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     plan = make_plan({"net": profile()}, cluster(), workload())
     path = tmp_path / "plan.json"
@@ -210,7 +300,15 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("{", "not JSON"), ("[]", "holds no object"), ("{}", "models: is missing")],
+    [
+        (
+            "{",
+            "plan.json: is no plan: not JSON at line 1, column 2; `poolpipe plan -o` writes plans$",
+        ),
+        ("models: []", "is no plan: not JSON"),
+        ("[]", "holds no object"),
+        ("{}", "models: is missing"),
+    ],
 )
 def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason):

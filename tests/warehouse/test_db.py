@@ -98,6 +98,11 @@ def test_an_unknown_model_is_refused_with_the_known_names(store: Warehouse) -> N
         InputError, match=r"model 'q': is not in .*; it has m; `poolpipe split` adds others$"
     ):
         find_model(store, "q")
+    size = r"`poolpipe split FILE --name q --input-shape INPUT=3x4 --input-shape INPUT=7` adds it$"
+    with pytest.raises(InputError, match=size):
+        find_model(store, "q@3x4+7")
+    with pytest.raises(InputError, match=r"`poolpipe split` adds others$"):
+        find_model(store, "q@home")
 
 
 def test_a_profile_takes_the_newest_measurement_of_every_cell(store: Warehouse) -> None:

@@ -388,8 +388,9 @@ def profile_from_cells(
         if len(falls):
             block, batch = int(falls[0][0]), int(falls[0][1]) + 2
             warnings.append(
-                f"{where}: latency falls with batch in {len(falls)} cells, first at block {block},"
-                f" batch {batch}; kept"
+                f"{where}: a larger batch was faster than a smaller one in {len(falls)} of"
+                f" {len(values)} measurements, first batch {batch} of block {block}: noise, or a"
+                " better kernel; plans use what was measured"
             )
         used, complaint = _used(values, table.shape)
         if complaint:

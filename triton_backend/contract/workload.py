@@ -6,6 +6,7 @@ here: how a request finds its size (`serving.front.sizes`), its variant
 (`scheduler.policies.variants`) or its version (`runtimes.stage_tensors.answering`).
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
@@ -190,8 +191,9 @@ class Workload:
         names = [m.name for m in self.models]
         if not names and not self.applications:
             raise InputError("workload", "names no model and no application")
-        if len(set(names)) < len(names):
-            raise InputError("workload", f"a model is listed twice in {names}")
+        for name, times in Counter(names).items():
+            if times > 1:
+                raise InputError("workload, models", f"{name!r} is listed twice")
         check_names(self.applications, names)
         self._check_sizes()
         self._check_modules()
@@ -380,6 +382,8 @@ def _read_variants(whole: ModelDemand, fields: Fields) -> tuple[ModelDemand, ...
         )
         for one in listed
     ]
+    if any(one.name == whole.name for one in demands):
+        raise InputError(where, f"{whole.name!r} is the model itself")
     alone = [replace(one, **dict.fromkeys(OPTIONAL)) for one in demands]
     return with_shares((whole, *alone), (own, *given))
 

@@ -201,7 +201,12 @@ def _profile_blocks(
         for model in done
         for (gpu_class, divisor, batch), ratio in sorted(model.ratios.items())
     ]
-    show(table(("model", "class", "vGPU", "batch", "blocks' sum / whole"), rows))
+    ratio = "sum of blocks / whole model"
+    show(table(("model", "class", "vGPU", "batch", ratio), rows))
+    if rows:
+        show(
+            f"{ratio}: plans add blocks up; above 1 the model is faster than planned, below slower"
+        )
 
 
 def _prepared(model: "Prepared") -> dict[str, object]:

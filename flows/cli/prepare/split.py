@@ -94,7 +94,7 @@ def split(
         print_json({"name": whole, "sizes": [one, *others]} if others else one)
         return
     for found in made:
-        _show(found)
+        _show(found, blocks)
 
 
 def _name_of(file: Path) -> str:
@@ -130,7 +130,7 @@ def _plain(found: "SplitModel") -> dict[str, Any]:
     }
 
 
-def _show(found: "SplitModel") -> None:
+def _show(found: "SplitModel", asked: int) -> None:
     total = sum(found.block_times_us)
     rows = [
         (
@@ -144,6 +144,8 @@ def _show(found: "SplitModel") -> None:
     show(table(("block", "layers", "run time", "bytes per sample after it"), rows))
     for remark in found.remarks():
         show(f"{found.name}: {remark}")
+    if found.blocks == found.legal_cuts + 1 < asked and not found.sample_by_sample:
+        show(f"{found.name}: {asked} blocks were asked for, it can be cut into {found.blocks}")
     done = "reused from" if found.reused else "written to"
     show(f"{found.name}: {found.in_words}, {done}")
     show(str(found.folder))

@@ -36,10 +36,11 @@ def steps(
     within the time limit is refused. Its package beside the workload is copied: prepare, profile
     and plan again after a change.
     """
-    from flows.preparation.steps.given import read_steps
+    from flows.preparation.steps.given import check_around, read_steps
     from flows.preparation.steps.prepare import prepare_steps
     from flows.workspace import workspace
     from triton_backend.contract.errors import InputError
+    from warehouse.profiles import model_names
 
     known = read_steps(workload)
     for name in names or ():
@@ -49,8 +50,14 @@ def steps(
     if not known:
         raise InputError(str(workload), "has no `steps`")
     wanted = [step for name, step in known.items() if not names or name in names]
+    work = workspace(warehouse)
+    models: list[str] = []
+    if work.warehouse.exists():
+        with work.open(read_only=True) as store:
+            models = model_names(store)
+    check_around(workload, models)
     with progress("preparing steps"):
-        found = prepare_steps(workspace(warehouse), wanted, time_limit)
+        found = prepare_steps(work, wanted, time_limit)
     if as_json:
         print_json(
             {

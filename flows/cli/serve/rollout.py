@@ -165,15 +165,16 @@ def _preview(
             {"from": in_force.plan_id, "to": wanted.plan_id, "steps": found, "seconds": seconds}
         )
         return
-    head = ("step", "plan", "stay", "start", "end", "load", "MiB loaded", "fullest GPU")
+    head = ("step", "plan", "workers stay", "of them load stages", "start", "end")
+    head = (*head, "MiB loaded", "fullest GPU")
     rows = [
         (
             number,
             step["plan_id"],
             step["stay"],
+            len(step["load"]),
             len(step["start"]),
             len(step["end"]),
-            len(step["load"]),
             round(sum(step["bytes_loaded"].values()) / (1 << 20)),
             _fullest(step["fullest"]),
         )

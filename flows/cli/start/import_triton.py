@@ -196,18 +196,35 @@ def _found(
     """
     from flows.files import read_cluster, read_yaml
     from flows.operations.adoption.repository import without_broken_ensembles, workload_of
-    from flows.operations.adoption.taken import check_stated, taken_beside, without_taken
-    from flows.preparation.triton_repository.repository import read_repository
+    from flows.operations.adoption.taken import (
+        check_stated,
+        devices_by_number,
+        taken_beside,
+        without_taken,
+    )
+    from flows.preparation.triton_repository.repository import BESIDE, read_repository
     from triton_backend.contract.workload import Workload
 
     if cluster is not None:
         read_cluster(cluster)
     found = without_broken_ensembles(read_repository(repository))
     check_stated(stated, (each.name for each in found))
+    beside = {each.name for each in found if each.kind == BESIDE}
+    _check_gpus(cluster, {name: taken for name, taken in stated.items() if name in beside})
     if cluster is not None:
-        without_taken(read_yaml(cluster), taken_beside(found, stated)[0], {}, str(cluster))
+        held, _ = taken_beside(found, stated)
+        without_taken(read_yaml(cluster), held, devices_by_number(), str(cluster))
     Workload.from_dict(workload_of(found, objectives))
     return found
+
+
+def _check_gpus(cluster: Path | None, stated: "Mapping[str, Taken]") -> None:
+    from flows.files import read_yaml
+    from flows.operations.adoption.taken import check_gpus, devices_by_number
+
+    document = None if cluster is None else read_yaml(cluster)
+    where = str(cluster) if cluster else "this machine, and --cluster gives no other"
+    check_gpus(stated, document, devices_by_number(), where)
 
 
 def _check_new(file: Path, *, wanted: bool) -> None:
@@ -245,6 +262,7 @@ def _written_cluster(
     steps = steps_of(found)
     models = sum(each.kind == "model" for each in found) + len(steps)
     check_stated(stated, (each.name for each in found if each.kind == BESIDE))
+    _check_gpus(given, stated)
     held, unknown = taken_beside(found, stated)
     document = cluster_of(models) if given is None else read_yaml(given)
     classes = document["gpu_classes"]

@@ -63,6 +63,43 @@ def check_stated(stated: Iterable[str], beside: Iterable[str]) -> None:
             raise InputError(f"--taken, model {name!r}", f"is not left beside the plan: {known}")
 
 
+def check_gpus(
+    stated: Mapping[str, Taken],
+    document: Mapping[str, Any] | None,
+    names: Mapping[int, frozenset[str]],
+    where: str,
+) -> None:
+    """Check that GPUs of `--taken` are there to be taken.
+
+    One of this machine that a `cluster.yaml` leaves out is there, and taken already.
+
+    Args:
+        stated: values of `--taken`, by model.
+        document: of the `cluster.yaml`; None where it is made of this machine's GPUs.
+        names: CUDA's names of this machine's GPUs by number.
+        where: the file, or the machine, in complaints.
+
+    Raises:
+        InputError: one is not, with those there are.
+    """
+    known = {str(number) for number in names}
+    here = sorted(known, key=int)
+    if document is not None:
+        here = [device for _, device in _gpus_here(document)]
+        if any(document["nodes"][number].get("devices") for number, _ in _gpus_here(document)):
+            known |= set(here)
+        else:
+            here = [str(number) for number in range(len(here))]
+            known = set(here)
+    for model, taken in stated.items():
+        for gpu in taken.gpus:
+            if str(gpu) not in known:
+                reason = (
+                    f"GPU {gpu} is not in {where}; GPUs of this host: {', '.join(here) or 'none'}"
+                )
+                raise InputError(f"--taken {model}={gpu}", reason)
+
+
 def taken_beside(
     found: Sequence[Found], stated: Mapping[str, Taken]
 ) -> tuple[dict[int, float | None], tuple[str, ...]]:

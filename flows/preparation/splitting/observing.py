@@ -92,6 +92,8 @@ def output_specs(
                 raise InputError(f"{where}, output {name!r}", f"has shapes {shapes} at two batches")
             error = 0.0 if name in alone else relative_error(part[name], expected)
             if not error <= sample_tolerance(expected.dtype, half=layers.half):
+                if not np.isfinite(error) and (unfit := inputs.values.not_finite()) is not None:
+                    raise unfit
                 scaled = any(n.op_type == "DynamicQuantizeLinear" for n in layers.nodes)
                 why = (
                     "it is quantised by the range of the whole batch, quantise it with fixed ranges"

@@ -128,11 +128,13 @@ def split_model(
     choices = choices or SplitChoices()
     skeleton = load_skeleton(path)
     fix_sizes(skeleton, choices.input_shapes, str(path))
+    names, file = input_names(skeleton.graph), choices.samples
     values = InputValues(
         ranges=choices.input_ranges,
-        samples={} if choices.samples is None else read_samples(choices.samples, choices.size),
+        samples={} if file is None else read_samples(file, choices.size, names),
+        file=file,
     )
-    specs = input_specs(skeleton, input_names(skeleton.graph), str(path))
+    specs = input_specs(skeleton, names, str(path))
     values.fit(specs, str(path))
     values = values.with_allowed(skeleton.graph)
     times = None if layer_times is None else read_times(layer_times)

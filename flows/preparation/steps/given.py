@@ -1,14 +1,15 @@
 """A step as workload.yaml states it: function, package, tensors, arguments, samples."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flows.files import StepForm, read_step_forms
+from flows.files import StepForm, read_step_forms, read_workload
 from triton_backend.contract.applications.steps import Step
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.tensors import BYTES, TensorSpec
+from triton_backend.contract.workload import AROUND
 from triton_backend.runtimes.base import ROWS, counts_name, counts_of
 
 DEFAULT_MAX_BATCH = 8
@@ -41,9 +42,33 @@ def read_steps(path: Path) -> dict[str, GivenStep]:
     """The steps of a workload.yaml, by name; nothing of them is imported.
 
     Raises:
-        InputError: the file cannot be read or used, with step and field.
+        InputError: the file cannot be read or used, with file, step and field.
     """
-    return {form.name: _given(form, path.parent) for form in read_step_forms(path)}
+    forms = read_step_forms(path)
+    try:
+        return {form.name: _given(form, path.parent) for form in forms}
+    except InputError as error:
+        raise InputError(f"{path}, {error.where}", error.reason) from error
+
+
+def check_around(path: Path, models: Sequence[str]) -> None:
+    """Check that steps of the workload, or models, have the names of every `before` and `after`.
+
+    Args:
+        path: the workload.yaml.
+        models: names of models that the warehouse has.
+
+    Raises:
+        InputError: the file cannot be read or used, or names another.
+    """
+    workload = read_workload(path)
+    steps = [step.name for step in workload.steps]
+    for one in workload.applications:
+        for module in one.modules:
+            if module.name in AROUND and module.model not in (*steps, *models):
+                known = f"steps: {', '.join(steps)}; models: {', '.join(models) or 'none'}"
+                reason = f"{module.model!r} is no step of the file and no model that was split"
+                raise InputError(f"{path}, {one.name!r}, {module.name}", f"{reason}; {known}")
 
 
 def _given(form: StepForm, base: Path) -> GivenStep:
@@ -107,7 +132,10 @@ def stated_tensor(where: str, name: str, text: str, max_bytes: int | None = None
     parts = sizes.strip().lower().split("x") if sizes.strip() else []
     if not all(part.isascii() and part.isdecimal() for part in parts):
         raise InputError(where, f"{name!r} is {text!r}, not as `FP32 3x224x224`")
-    return TensorSpec(name=name, dtype=dtype, shape=(-1, *map(int, parts)))
+    try:
+        return TensorSpec(name=name, dtype=dtype, shape=(-1, *map(int, parts)))
+    except InputError as error:
+        raise InputError(f"{where}, {error.where}", error.reason) from error
 
 
 def _folder_or_file(base: Path, text: str) -> Path | None:

@@ -26,7 +26,7 @@ from flows.preparation.splitting.model import RECORD_NAME, SAMPLES_NAME, SplitMo
 from flows.preparation.splitting.running import relative_error
 from flows.preparation.splitting.stored_split import store_split
 from flows.preparation.steps.given import GivenStep
-from flows.preparation.steps.samples import read_step_samples, sample_rows
+from flows.preparation.steps.samples import read_step_samples, sample_files, sample_rows
 from flows.workspace import Workspace
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.shares import WHOLE_GPU
@@ -127,7 +127,7 @@ def prepare_step(given: GivenStep, out: Path, limit_s: float = LIMIT_SECONDS) ->
             return SplitModel.read(folder)
         # Results go to standard output, and a function may print.
         with _limited(limit_s, where), redirect_stdout(sys.stderr):
-            took_us, error = _check(split, samples, where)
+            took_us, error = _check(split, samples, given)
         split = replace(split, block_times_us=(took_us,), check={"max_relative_error": error})
         split.write()
         try:
@@ -178,11 +178,12 @@ def _give_up(_number: int, _frame: FrameType | None) -> NoReturn:
     raise _OverTimeError
 
 
-def _check(split: SplitModel, samples: Arrays, where: str) -> tuple[float, float]:
+def _check(split: SplitModel, samples: Arrays, given: GivenStep) -> tuple[float, float]:
     """Run a step on its samples, alone and in a batch.
 
     Time of one sample (µs), and how far both are apart.
     """
+    where, files = f"step {given.name!r}", sample_files(given)
     artifact = step_artifact(split, "CPU", {"cores": []})
     clock = SystemClock()
     try:
@@ -203,7 +204,8 @@ def _check(split: SplitModel, samples: Arrays, where: str) -> tuple[float, float
         step.close()
     for number, text in enumerate(refused):
         if text:
-            raise InputError(f"{where}, sample {number}", text.partition(" ")[2])
+            place = f" ({files[number % len(files)]})" if files else ""
+            raise InputError(f"{where}, sample {number}{place}", text.partition(" ")[2])
     error = _apart(split, many, singles)
     if error > TOLERANCE:
         reason = f"a sample's result differs by {error:.1g} with the batch it is in"

@@ -3,6 +3,7 @@
 An `.npz` of arrays, or a folder of files of which each is one text of its BYTES input.
 """
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,11 +47,18 @@ def read_step_samples(given: GivenStep) -> Arrays:
     return {spec.name: found[spec.name] for spec in given.inputs}
 
 
+def sample_files(given: GivenStep) -> tuple[Path, ...]:
+    """Files that are one sample each, in their order; none where samples are not such files."""
+    if given.samples is None or not given.samples.is_dir() or any(given.samples.glob("*.npz")):
+        return ()
+    return tuple(sorted(f for f in given.samples.iterdir() if f.is_file())[:MOST_FILES])
+
+
 def _files(given: GivenStep, texts: list[TensorSpec], where: str) -> Arrays:
     assert given.samples is not None
     if len(given.inputs) != 1 or not texts:
         raise InputError(where, "a folder of files is for a step whose one input is BYTES")
-    files = sorted(f for f in given.samples.iterdir() if f.is_file())[:MOST_FILES]
+    files = sample_files(given)
     most = texts[0].max_bytes or 0
     for file in files:
         if file.stat().st_size > most:

@@ -13,7 +13,11 @@ import typer.main
 from flows.cli import project
 from flows.cli.main import app
 from flows.cli.registry import GROUPS
-from tests.flows.cli.conftest import Command
+from flows.files import write_plan
+from flows.planning import make_plan
+from tests.flows.cli.conftest import WAREHOUSE, Command
+from tests.flows.planning.small import cluster, profile, workload
+from warehouse.db import open_warehouse
 
 TAKING_ONE = ("engines", "verify", "simulate", "serve", "load", "render", "rollout", "tolerance")
 
@@ -41,6 +45,27 @@ def test_a_plan_is_named_in_every_way(
     assert ran.code == 0, ran.err
     for command in ("load", "rollout"):  # beyond the plan, what is missing is a running system
         assert "nothing is being served from here" in poolpipe(command, *option, name).err
+
+
+def test_a_folder_is_no_plan_and_the_plans_in_it_are_named(
+    project: Path, poolpipe: Command
+) -> None:
+    folder = project / "plans.json"
+    (folder / "empty").mkdir(parents=True)
+    (folder / "notes.json").write_text("{}")
+    plan = make_plan({"net": profile()}, cluster(), workload())
+    for name in ("a.json", "b.json"):
+        write_plan(folder / name, plan)
+    cases = {
+        "plans.json": "is a folder; name a file in it: plans.json/a.json, plans.json/b.json",
+        "plans.json/empty": "is a folder; no plan lies in it",
+    }
+    for create in (False, True):
+        if create:
+            open_warehouse(project / WAREHOUSE).close()
+        for text, reason in cases.items():
+            for command in ("verify", "load"):
+                assert poolpipe(command, text).err == f"poolpipe: {text}: {reason}\n"
 
 
 @pytest.mark.long

@@ -52,12 +52,14 @@ class InputValues:
     Attributes:
         ranges: input name to its range.
         samples: input name to samples [samples, ...]; all have the same number, at least two.
+        file: file or folder of the samples, for complaints.
     """
 
     ranges: Mapping[str, Range] = field(default_factory=dict[str, Range])
     samples: Mapping[str, NDArray[np.generic]] = field(
         default_factory=dict[str, NDArray[np.generic]]
     )
+    file: Path | None = None
 
     def fit(self, specs: Sequence[TensorSpec], where: str) -> None:
         """Hold these values against the inputs of a model.
@@ -84,6 +86,16 @@ class InputValues:
                     f"is {array.dtype} {list(array.shape)}; the model takes {spec.dtype}"
                     f" [samples, {', '.join(map(str, spec.shape[1:]))}]",
                 )
+
+    def not_finite(self) -> InputError | None:
+        """The complaint about the first sample with a value that is NaN or infinite; None: none."""
+        for name, array in self.samples.items():
+            if np.issubdtype(array.dtype, np.floating):
+                sample, *_ = np.nonzero(~np.isfinite(array))
+                if len(sample):
+                    where = f"{self.file or SAMPLES_OPTION}, {name!r}, sample {sample[0]}"
+                    return InputError(where, "holds values that are not finite (NaN or infinity)")
+        return None
 
     def with_allowed(self, graph: onnx.GraphProto) -> Self:
         """The same with the ranges that a graph asks of its inputs, within those given."""
@@ -137,7 +149,11 @@ def read_ranges(texts: Iterable[str], where: str = RANGE_OPTION) -> dict[str, Ra
     return found
 
 
-def read_samples(path: Path, size: Mapping[str, Sequence[int]] | None = None) -> Arrays:
+def read_samples(
+    path: Path,
+    size: Mapping[str, Sequence[int]] | None = None,
+    known: Sequence[str] | None = None,
+) -> Arrays:
     """Samples by input from an `.npz` file, or from all of a folder in the order of their names.
 
     Arrays are called as the inputs (or `inputs/<input>`, as files of `load --check`), each
@@ -147,10 +163,11 @@ def read_samples(path: Path, size: Mapping[str, Sequence[int]] | None = None) ->
         path: the file or folder.
         size: shapes without the batch that tell a size of a model from its others; files of other
             shapes are left out.
+        known: names of the model's inputs, where they are known.
 
     Raises:
-        InputError: no such file, none in the folder, not such a file, too large, fewer than two
-            samples; or none of this size.
+        InputError: no such file, none in the folder, not such a file, too large, an array of
+            another name, fewer than two samples; or none of this size.
     """
     files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
     if not files or not all(file.is_file() for file in files):
@@ -182,11 +199,20 @@ def read_samples(path: Path, size: Mapping[str, Sequence[int]] | None = None) ->
         raise InputError(
             str(path), "its arrays are not [samples, ...] of one shape each"
         ) from error
+    _check_counts(joined, known, path)
+    return joined
+
+
+def _check_counts(joined: Arrays, known: Sequence[str] | None, path: Path) -> None:
+    for name in joined:
+        if known is not None and name not in known:
+            reason = f"holds {name!r}, which is no input of the model; its inputs: "
+            raise InputError(str(path), reason + ", ".join(known))
     counts = {name: len(array) for name, array in joined.items()}
     if not counts or len(set(counts.values())) > 1 or min(counts.values()) < LEAST_SAMPLES:
-        reason = f"needs two samples or more, as many of every input; has {counts}"
+        listed = ", ".join(f"{count} of {name!r}" for name, count in counts.items()) or "none"
+        reason = f"needs two samples or more, as many of every input; has {listed}"
         raise InputError(str(path), reason)
-    return joined
 
 
 def _is_of_size(part: Arrays, size: Mapping[str, Sequence[int]]) -> bool:

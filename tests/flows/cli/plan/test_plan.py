@@ -172,6 +172,20 @@ def test_a_workload_that_names_an_unknown_model_is_refused(
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "several"),
+    [
+        ("all", {"versions": [{"version": 1, "name": "net"}, {"version": 2, "name": "b"}]}),
+        ("net", {"accuracy": 1, "variants": [{"accuracy": 0, "name": "b"}]}),
+    ],
+)
+def test_an_unknown_model_of_several_is_named_with_its_entry_in_the_file(
+    profiled: Path, poolpipe: Command, name: str, several: dict[str, object]
+) -> None:
+    changed(profiled / "workload.yaml", models=[{"name": name, "slo_ms": 15, **several}])
+    assert_refused(poolpipe(*PLAN), "workload.yaml, models[0]: model 'b': is not in")
+
+
 def test_a_cluster_that_names_an_unknown_class_is_refused(
     profiled: Path, poolpipe: Command
 ) -> None:

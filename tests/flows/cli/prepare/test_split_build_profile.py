@@ -45,6 +45,9 @@ def test_a_model_is_split_built_profiled_and_planned(poolpipe: Command) -> None:
     assert measured["cells"] == {"measured": 4, "reused": 0}
     assert poolpipe(*profile).document["tiny"]["cells"] == {"measured": 0, "reused": 4}
 
+    shown = poolpipe(*profile[:-1]).out
+    assert "sum of blocks / whole model: plans add blocks up; above 1 the model is faster" in shown
+
     plan = poolpipe(*PLAN, "--json").document
     (model,) = plan["models"]
     assert [spec["name"] for spec in model["inputs"]] == ["x"]

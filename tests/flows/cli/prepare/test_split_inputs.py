@@ -42,6 +42,17 @@ def test_a_file_whose_name_is_no_models_is_refused_with_the_option(poolpipe: Com
 
 
 @pytest.mark.usefixtures("project")
+def test_fewer_blocks_than_asked_for_are_said_so(poolpipe: Command) -> None:
+    picture_net(Path("net.onnx"))
+    size = ("--input-shape", "x=4x8x8", "--max-batch", "2")
+    found = poolpipe("split", "net.onnx", *size, "--blocks", "9999").out
+    most = json.loads(poolpipe("split", "net.onnx", *size, "--blocks", "9999", "--json").out)
+    assert f"net: 9999 blocks were asked for, it can be cut into {most['blocks']}\n" in found
+    all_of_them = poolpipe("split", "net.onnx", *size, "--blocks", str(most["blocks"])).out
+    assert "asked for" not in all_of_them
+
+
+@pytest.mark.usefixtures("project")
 def test_a_model_with_open_sizes_is_split_for_those_given(poolpipe: Command) -> None:
     picture_net(Path("net.onnx"))
     refused = poolpipe("split", "net.onnx", *SPLIT)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.cli.conftest import Command
+from tests.flows.cli.conftest import WAREHOUSE, Command
+from warehouse.db import open_warehouse
 
 WORKLOAD = """
 models: [{name: scale, slo_ms: 100}]
@@ -72,6 +73,45 @@ def test_a_step_that_was_not_prepared_is_pointed_to_its_command(
     assert ran.err.count("\n") == 1
     assert "steps.yaml, steps[0].name: model 'other'" in ran.err
     assert "`poolpipe steps` prepares it" in ran.err
+
+
+AROUND = WORKLOAD.replace(
+    "models: [{name: scale, slo_ms: 100}]",
+    "models: [{name: photos, slo_ms: 100, model: net, before: scaler}]",
+)
+
+
+def test_a_name_before_a_model_that_nothing_has_is_refused_where_it_stands(
+    folder: Path, poolpipe: Command
+) -> None:
+    (folder / "steps.yaml").write_text(AROUND)
+    ran = poolpipe(*STEPS)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == (
+        "poolpipe: steps.yaml, 'photos', before: 'scaler' is no step of the file and no model that"
+        " was split; steps: scale; models: none\n"
+    )
+    (folder / "steps.yaml").write_text(AROUND.replace("before: scaler", "before: scale"))
+    assert poolpipe(*STEPS).code == 0
+    (folder / "steps.yaml").write_text(AROUND)
+    ran = poolpipe(*PLAN)
+    assert ran.code == 2
+    assert ran.err.count("\n") == 1
+    assert ran.err.startswith("poolpipe: steps.yaml, 'photos', before: model 'scaler': is not in")
+    assert "it has scale;" in ran.err
+    assert ran.err.endswith("; steps of the file: scale\n")
+
+
+def test_a_size_that_was_not_split_is_named_with_its_file_and_option(
+    project: Path, poolpipe: Command
+) -> None:
+    open_warehouse(project / WAREHOUSE).close()
+    text = "models: [{name: net, slo_ms: 9, sizes: [{input_shapes: {x: 3x4}}]}]"
+    (project / "steps.yaml").write_text(text)
+    ran = poolpipe(*PLAN)
+    assert ran.code == 2
+    assert ran.err.startswith("poolpipe: steps.yaml, model 'net@3x4': is not in")
+    assert ran.err.endswith("`poolpipe split FILE --name net --input-shape INPUT=3x4` adds it\n")
 
 
 def test_a_step_has_no_layers(folder: Path, poolpipe: Command) -> None:

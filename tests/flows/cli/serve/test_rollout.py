@@ -1,3 +1,4 @@
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -76,6 +77,7 @@ def test_a_dry_run_shows_what_would_start_stay_and_end(poolpipe: Command) -> Non
     # A plan file can be looked at without a warehouse, too.
     shown = poolpipe(*arguments, "--warehouse", "none.duckdb")
     assert (shown.code, "memory not known" in shown.out) == (0, True)
+    assert re.search(r"workers stay +of them load stages +start +end", shown.out)
 
 
 def write_full_gpus() -> None:

@@ -338,7 +338,11 @@ def test_what_models_beside_the_plan_hold_is_taken_out_of_the_cluster(poolpipe: 
         (("models", "--taken", "plain=0"), "--taken, model 'plain': is not left beside the plan"),
         (
             ("models", "--taken", "chat=7", "--cluster", "cluster.yaml"),
-            "cluster.yaml, nodes: a model beside the plan holds GPU 7",
+            "--taken chat=7: GPU 7 is not in cluster.yaml; GPUs of this host: ",
+        ),
+        (
+            ("models", "--taken", "chat=0:8"),
+            "--taken chat=0: GPU 0 is not in this machine, and --cluster gives no other; GPUs",
         ),
         (("none",), "none: cannot be read"),
         (("models", "-o", "."), "workload.yaml: is there already; give another folder with -o"),

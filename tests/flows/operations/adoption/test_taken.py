@@ -7,6 +7,7 @@ import pytest
 
 from flows.operations.adoption.taken import (
     Taken,
+    check_gpus,
     check_stated,
     in_words,
     parse_taken,
@@ -69,6 +70,36 @@ def test_texts_that_hold_nothing_are_named(text: str) -> None:
     assert parse_taken({"llm": "none"}) == {"llm": Taken(())}
     with pytest.raises(InputError, match="--taken, model 'x': is not left beside the plan: llm"):
         check_stated(["x"], ["llm"])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "has"),
+    [
+        ([{}], (0, 4), "4 is not in c.yaml; GPUs of this host: 0, 1, 2, 3"),
+        ([{"gpus": 1}, {"gpus": 2}], (2, 7), "7 is not in c.yaml; GPUs of this host: 0, 1, 2"),
+        ([{"host": "10.0.0.2"}], (0,), "0 is not in c.yaml; GPUs of this host: none"),
+        (
+            [{"gpus": 2, "devices": ["1", "3"]}],
+            (3, 2),
+            "2 is not in c.yaml; GPUs of this host: 1, 3",
+        ),
+        (
+            [{"gpus": 1, "devices": ["GPU-a"]}],
+            (6, 7),
+            "7 is not in c.yaml; GPUs of this host: GPU-a",
+        ),
+        (None, (6, 5), "5 is not in c.yaml; GPUs of this host: 6"),
+    ],
+)
+def test_a_gpu_that_the_option_names_and_the_cluster_lacks_is_refused(
+    nodes: list[dict[str, Any]] | None, gpus: tuple[int, ...], has: str
+) -> None:
+    given = None if nodes is None else document(*nodes)
+    names = {6: frozenset(["GPU-6"])}  # of this machine, and left out of the file
+    *there, absent = gpus
+    check_gpus({"llm": Taken(tuple(there))}, given, names, "c.yaml")
+    with pytest.raises(InputError, match=f"^--taken llm={absent}: GPU {has}$"):
+        check_gpus({"llm": Taken(gpus, 8.0)}, given, names, "c.yaml")
 
 
 def test_gpus_that_are_held_are_left_out_of_their_node() -> None:

@@ -240,6 +240,30 @@ def test_samples_of_another_shape_or_type_are_refused(tmp_path: Path) -> None:
         split(path, tmp_path / "models", samples=tmp_path / "samples.npz")
 
 
+def test_samples_of_a_tensor_that_the_model_lacks_are_named_with_its_inputs(tmp_path: Path) -> None:
+    path = tiny_models.chain(tmp_path / "m.onnx")
+    x = np.zeros((4, CHANNELS, SIZE, SIZE), np.float32)
+    np.savez(tmp_path / "samples.npz", x=x, z=np.zeros((3, 2), np.float32))
+    said = r"samples.npz: holds 'z', which is no input of the model; its inputs: x$"
+    with pytest.raises(InputError, match=said):
+        split(path, tmp_path / "models", samples=tmp_path / "samples.npz")
+    with pytest.raises(InputError, match=r"as many of every input; has 4 of 'x', 3 of 'z'$"):
+        read_samples(tmp_path / "samples.npz")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_samples_that_are_not_finite_are_named_where_results_are_none(
+    tmp_path: Path, value: float
+) -> None:
+    path = tiny_models.chain(tmp_path / "m.onnx")
+    x = np.zeros((4, CHANNELS, SIZE, SIZE), np.float32)
+    x[2, 0] = value
+    np.savez(tmp_path / "samples.npz", x=x)
+    said = r"samples.npz, 'x', sample 2: holds values that are not finite \(NaN or infinity\)$"
+    with pytest.raises(InputError, match=said):
+        split(path, tmp_path / "models", samples=tmp_path / "samples.npz")
+
+
 def test_answers_that_ignore_the_input_are_accepted_on_boundaries(tmp_path: Path) -> None:
     """As an untrained head of zeros gives them."""
     nodes = [

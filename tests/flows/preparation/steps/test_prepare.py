@@ -111,7 +111,8 @@ def test_a_step_that_does_not_do_what_is_stated_is_refused(
         ("./shop.py", "./stall.py", r"package: .*stall\.py: no such file or folder"),
         ("shop:run", "stall:run", "package: './shop.py' is not the package of 'stall:run'"),
         ("FP32 2}\nmax", "FP32 2x}\nmax", "outputs: 'y' is 'FP32 2x', not as"),
-        ("y: FP32", "y: FP31", "tensor 'y': datatype 'FP31' is none of"),
+        ("y: FP32", "y: FP31", "outputs, tensor 'y': datatype 'FP31' is none of BYTES, BOOL"),
+        ("FP32 2}\nmax", "FP32 0}\nmax", "outputs, tensor 'y': shape .* positive dimensions"),
         ("x: FP32 2", "x: BYTES", "max_bytes: says nothing of 'x', which is BYTES"),
         ("x: FP32 2", "x: BYTES 3", "max_bytes: says nothing of 'x'"),
         ("max_batch: 4", "max_bytes: {y: 9}", r"max_bytes\.y: is no tensor of BYTES"),
@@ -134,8 +135,9 @@ def test_what_a_workload_states_wrongly_is_named(
     tmp_path: Path, old: str, new: str, reason: str
 ) -> None:
     assert old in STEP
-    with pytest.raises(InputError, match=reason):
+    with pytest.raises(InputError, match=reason) as refused:
         read_steps(workload(tmp_path, step=STEP.replace(old, new, 1)))
+    assert refused.value.where.startswith(str(tmp_path / "workload.yaml"))
 
 
 def test_nothing_is_imported_when_a_workload_is_read(tmp_path: Path) -> None:
@@ -168,6 +170,20 @@ def test_files_of_a_folder_are_samples_of_bytes(tmp_path: Path) -> None:
         assert saved["text"].shape == (3, 7)
     (tmp_path / "texts" / "long.txt").write_bytes(b"x" * 21)
     with pytest.raises(InputError, match=r"long\.txt: 21 bytes, max_bytes is 20"):
+        prepare_step(step, tmp_path / "models")
+
+
+def test_a_file_that_a_step_refuses_is_named(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    for name, text in (("a.txt", b"fine"), ("b.txt", b"odd")):
+        (tmp_path / "texts" / name).write_bytes(text)
+    source = """def run(text):
+    if b'odd' in list(text):
+        raise ValueError('cannot be read')
+    return [len(t) for t in text]"""
+    (step,) = read_steps(workload(tmp_path, source, BYTES_STEP)).values()
+    said = r"^step 'sizes', sample 1 \(.*/texts/b\.txt\): .*cannot be read$"
+    with pytest.raises(InputError, match=said):
         prepare_step(step, tmp_path / "models")
 
 
