@@ -13,6 +13,7 @@ from prefect import flow
 from flows.deployments.parameters import RolloutParameters
 from flows.deployments.rollout import rollout as real_rollout
 from flows.release.rollout import guarded as steps
+from flows.release.rollout.outcomes import Outcomes
 
 BAKE = "bake"
 POLL_SECONDS = 0.005
@@ -31,7 +32,7 @@ def halt_at(step: str, folder: Path) -> None:
         if name == step:
             _halt(folder)
 
-    def baking(*arguments: Any) -> str | None:
+    def baking(*arguments: Any) -> tuple[dict[str, Outcomes], str | None]:
         if step == BAKE:
             _halt(folder)
         return bake(*arguments)

@@ -21,7 +21,7 @@ from triton_backend.simulator.scenario import SimOptions
 LOAD = 0.9  # of the planned rates, which no plan of random arrivals holds to the last request
 MOST_SECONDS, LEAST_SECONDS, SEED = 3600.0, 1.0, 0
 MOST_REQUESTS = 100_000  # of models, in one run
-CHANCE = 0.005  # that other arrivals attain less: of one model, 2.6 standard errors
+CHANCE = 0.005  # of other arrivals that attain less; 2.6 standard errors for one model
 _AT_EQUAL_GAPS = SimOptions(arrivals=Deterministic())
 _UNDER_POISSON = SimOptions(arrivals=POISSON, load_factor=LOAD)
 

@@ -87,9 +87,9 @@ class Factors:
             for group in short:
                 high[group] += 1
 
-    def divide(self) -> None:
-        """Try common factors with the best groups' until all attain; time is not looked at."""
-        *own, _ = self.best()
+    def divide(self, steps: Steps) -> None:
+        """Try common factors with these of groups until all attain; time is not looked at."""
+        *own, _ = steps
 
         def short(common: int) -> bool:
             return bool(self._short([*own, common], timed=False))

@@ -222,7 +222,8 @@ def _sought(carrying: _Carrying, groups: Groups, options: PlanOptions, watch: Wa
         return _stated(plan, options, found.factors(found.ones))
     found.seek()
     if options.objective == "throughput" and not found.attains(found.best()):
-        found.divide()
+        for steps in {found.ones, found.best()}:
+            found.divide(steps)
     steps = found.best()
     factors = found.factors(steps)
     plan, attained = found.plans[steps], min(found.attained[steps])

@@ -103,7 +103,7 @@ def test_a_common_factor_is_sought_where_no_plan_attains(monkeypatch: pytest.Mon
     assert found.begin()
     found.seek()
     assert found.best() == found.ones
-    found.divide()
+    found.divide(found.ones)
     assert found.best() == (GRID, GRID, 36)
     assert found.factors(found.best()) == {"calm": 1.8, "tight": 1.8}
 
