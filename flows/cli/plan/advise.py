@@ -63,7 +63,8 @@ def advise(
         ways = ways_of(log, profiles, *contents, period_s=period_s, report=report)
     notes(warnings)
     if left_out:
-        note(f"requests of names that the workload lacks are left out: {left_out}")
+        named = ", ".join(f"{count:,} of {name}" for name, count in sorted(left_out.items()))
+        note(f"requests of names that the workload lacks are left out: {named}")
     if log.undated:
         left = "without a time that can be read, or with one ahead, are left out"
         note(f"{log.undated:,} requests {left}")

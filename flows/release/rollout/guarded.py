@@ -18,7 +18,7 @@ import os
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from flows.clock import Stopwatch, now_utc
@@ -65,6 +65,7 @@ from warehouse.observations import (
 from warehouse.plans import add_plan, read_plan
 
 DONE, ROLLED_BACK, FAILED = "done", "rolled back", "failed"
+NOT_OBSERVED = "in force, its attainment not observed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +110,7 @@ def _roll_out(
     settled = not work.state.rollout_under_way.exists()
     if settled and is_same_plan(plan_in_force(work.state.serve), plan):
         return _nothing_to_do(plan)
-    in_force = _finish_interrupted(work, say)
+    in_force, _ = _finish_interrupted(work, say)
     if not may_emulate:
         plan = with_artifacts_in_force(plan, in_force)
         check_artifacts(in_force, plan)
@@ -167,13 +168,18 @@ def _carry_out(
             return _end(work, rollout, DONE, f"{failure}; the new plan is in force all the same")
         raise _failed(work, rollout, in_force, failure, say)
     if not options.bake_seconds:
-        return _end(work, rollout, DONE, "in force, its attainment not observed")
+        return _end(work, rollout, DONE, NOT_OBSERVED)
     state = read_state(work.state.serve)
     try:
         before, _ = look_before(state)
         seen, breach = bake(state, plan, before, options)
     except MetricsError as error:
-        _end(work, rollout, DONE, f"in force, its attainment not observed: {error}")
+        _end(work, rollout, DONE, f"{NOT_OBSERVED}: {error}")
+        raise
+    except (KeyboardInterrupt, SystemExit):
+        outcome = f"{NOT_OBSERVED}: interrupted"
+        say(f"  plan {plan.plan_id} is {outcome}")
+        _end(work, rollout, DONE, outcome)
         raise
     if breach is None:
         return _end(work, rollout, DONE, judgement(seen, options.bake_seconds))
@@ -269,12 +275,16 @@ def _nothing_to_do(plan: Plan) -> RolloutResult:
 def roll_back(work: Workspace, options: RolloutOptions, say: Say = quiet) -> RolloutResult:
     """Bring the plan before the last finished rollout into force again.
 
+    Where the last one was cut off before its plan came into force, that plan is the one before it.
+
     Raises:
         InputError: no rollout to go back from, or one of the same plan with artifacts that are not
             known any more, or as `roll_out`.
     """
     with one_change(work.state.change_lock, wait=options.wait):
-        _finish_interrupted(work, say)
+        in_force, ended = _finish_interrupted(work, say)
+        if ended is not None and ended.state == FAILED and ended.plan_id == in_force.plan_id:
+            return replace(ended, state=DONE, outcome="the rollout that was interrupted is undone")
         with work.open(read_only=True) as warehouse:
             done = [r for r in list_rollouts(warehouse) if r.state == DONE and r.former_plan_id]
             if not done:
@@ -300,16 +310,16 @@ def finish_interrupted(work: Workspace, say: Say = quiet) -> Plan:
         InputError: nothing is being served.
     """
     with one_change(work.state.change_lock, wait=True):
-        return _finish_interrupted(work, say)
+        return _finish_interrupted(work, say)[0]
 
 
-def _finish_interrupted(work: Workspace, say: Say) -> Plan:
-    """Under the lock."""
+def _finish_interrupted(work: Workspace, say: Say) -> tuple[Plan, RolloutResult | None]:
+    """Under the lock: the plan in force, and how a rollout ended whose process died."""
     with work.open() as warehouse:
         unfinished = unfinished_rollout(warehouse)
     if unfinished is None:
         work.state.rollout_under_way.unlink(missing_ok=True)  # its process died before it began
-        return plan_in_force(work.state.serve)
+        return plan_in_force(work.state.serve), None
     in_force = finish_or_undo_change(work.state.serve)
     swapped = _is_plan_under_way(work, unfinished, in_force)
     former_id = unfinished.former_plan_id
@@ -320,9 +330,9 @@ def _finish_interrupted(work: Workspace, say: Say) -> Plan:
             change_plan(work.state.serve, former)
             in_force = former
     outcome = f"interrupted after {unfinished.state!r}; plan {in_force.plan_id} is in force"
-    _end(work, unfinished, DONE if swapped else FAILED, outcome)
+    ended = _end(work, unfinished, DONE if swapped else FAILED, outcome)
     say(f"  rollout {unfinished.rollout_id} was {outcome}")
-    return in_force
+    return in_force, ended
 
 
 def _is_plan_under_way(work: Workspace, rollout: Rollout, plan: Plan) -> bool:

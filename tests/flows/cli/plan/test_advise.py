@@ -46,6 +46,17 @@ def test_requests_whose_time_cannot_be_read_are_said_to_be_left_out(poolpipe: Co
 
 
 @pytest.mark.usefixtures("profiled")
+def test_names_that_the_workload_lacks_are_said_with_their_requests(poolpipe: Command) -> None:
+    write_log(Path("a.log"))
+    with Path("a.log").open("a") as log:
+        log.write(LINE.format(hour=3, minute=1, name="other") * 3)
+        log.write(LINE.format(hour=3, minute=2, name="more") * 2)
+    ran = poolpipe(*ADVISE, "--access-log", "a.log")
+    said = "note: requests of names that the workload lacks are left out: 2 of more, 3 of other\n"
+    assert said in ran.err
+
+
+@pytest.mark.usefixtures("profiled")
 @pytest.mark.parametrize(
     ("name", "reason"),
     [

@@ -6,6 +6,7 @@ Parsed back by Triton's own and Kubernetes' own schemas.
 import json
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -975,9 +976,19 @@ def test_the_image_compiles_the_kernels_of_its_plan_as_it_is_built(
 @pytest.mark.slow
 def test_the_start_script_says_what_is_missing(bundle: Bundle, tmp_path: Path) -> None:
     script = bundle.folder / "start-node.sh"
+    root, lost = tmp_path / "triton", tmp_path / "lost"
+    for name in ("bin/tritonserver", "backends/python/libtriton_python.so"):
+        (root / name).parent.mkdir(parents=True)
+        (root / name).touch(0o755)
+    ready = {
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        "POOLPIPE_TOKEN_FILE": str(lost),
+    }
     for arguments, environment, told in (
         ([], {}, "is none of: gateway poolpipe-fast-group-0 poolpipe-slow-0 poolpipe-slow-1"),
         (["gateway"], {"POOLPIPE_SERVER_ROOT": str(tmp_path)}, "no tritonserver in"),
+        (["gateway"], {"POOLPIPE_SERVER_ROOT": str(root)}, "(No module named 'numba')"),
+        (["gateway"], {"POOLPIPE_SERVER_ROOT": str(root), **ready}, f"{lost} cannot be read"),
     ):
         done = subprocess.run(
             [script, *arguments],
@@ -988,3 +999,4 @@ def test_the_start_script_says_what_is_missing(bundle: Bundle, tmp_path: Path) -
         )
         assert done.returncode == 2
         assert told in done.stderr
+        assert done.stderr.count("\n") == 1

@@ -12,6 +12,7 @@ import pytest
 
 from flows.clock import now_utc
 from flows.release.rollout import canary, change, guarded, outcomes
+from flows.release.rollout.canary import canary_plan
 from flows.release.rollout.change import PlanChange
 from flows.release.rollout.guarded import (
     DONE,
@@ -367,6 +368,43 @@ def test_rolling_back_begins_at_a_rollout_that_was_cut_off(
     monkeypatch.setattr(guarded, "bake", giving(({}, None)))
     assert roll_back(project, OPTIONS).plan_id == "second"
     assert followed.plans[-1].plan_id == "second"
+
+
+def test_rolling_back_goes_no_further_than_before_a_rollout_that_died(
+    followed: Followed, project: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan before the last rollout is what the user asks for."""
+    first = stored(project, followed.plans[0])
+    second = of_stages(first, "second", artifact="other")
+    assert roll_out(project, second, OPTIONS).state == DONE
+    third = of_stages(first, "third", artifact="another")
+    begin_and_die(project, second, third, "rollout-died")
+    followed.plans.append(canary_plan(second, third, 0.2))
+    monkeypatch.setattr(guarded, "plan_served_before", giving(second))
+    said: list[str] = []
+    done = roll_back(project, OPTIONS, said.append)
+    assert (done.state, done.plan_id) == (DONE, "second")
+    assert done.rollout_id == "rollout-died"
+    assert followed.plans[-1].plan_id == "second"
+    monkeypatch.setattr(guarded, "plan_served_before", giving(None))
+    assert roll_back(project, OPTIONS).plan_id == "served"
+
+
+@pytest.mark.parametrize("ended", [KeyboardInterrupt(), SystemExit(143)])
+def test_a_rollout_interrupted_while_it_observes_says_what_is_in_force(
+    followed: Followed,
+    project: Workspace,
+    monkeypatch: pytest.MonkeyPatch,
+    ended: BaseException,
+) -> None:
+    monkeypatch.setattr(guarded, "bake", raising(ended))
+    said: list[str] = []
+    with pytest.raises(type(ended)):
+        roll_out(project, of_stages(followed.plans[0], artifact="other"), OPTIONS, said.append)
+    outcome = "in force, its attainment not observed: interrupted"
+    assert rollouts(project) == [("new", DONE, outcome)]
+    assert not project.state.rollout_under_way.exists()
+    assert f"  plan new is {outcome}" in said
 
 
 def test_without_a_rollout_there_is_none_to_go_back_from(
