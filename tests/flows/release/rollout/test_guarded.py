@@ -380,13 +380,15 @@ def test_rolling_back_goes_no_further_than_before_a_rollout_that_died(
     third = of_stages(first, "third", artifact="another")
     begin_and_die(project, second, third, "rollout-died")
     followed.plans.append(canary_plan(second, third, 0.2))
-    monkeypatch.setattr(guarded, "plan_served_before", giving(second))
-    said: list[str] = []
-    done = roll_back(project, OPTIONS, said.append)
+
+    def served_before(_: Path, plan_id: str) -> Plan | None:
+        return second if plan_id == "second" else None
+
+    monkeypatch.setattr(guarded, "plan_served_before", served_before)
+    done = roll_back(project, OPTIONS)
     assert (done.state, done.plan_id) == (DONE, "second")
     assert done.rollout_id == "rollout-died"
     assert followed.plans[-1].plan_id == "second"
-    monkeypatch.setattr(guarded, "plan_served_before", giving(None))
     assert roll_back(project, OPTIONS).plan_id == "served"
 
 
