@@ -83,7 +83,7 @@ class Factors:
             short = self._short(middle)
             for group in unknown:
                 (low if group in short else high)[group] = middle[group]
-        while (short := self._short(high)) and self._beats(high):
+        while max(high) <= MOST and (short := self._short(high)) and self._beats(high):
             for group in short:
                 high[group] += 1
 
@@ -127,7 +127,7 @@ class Factors:
         except InfeasibleError as error:
             self.refused[steps] = str(error)
             return
-        self.attained[steps] = self._by_group(self.plans[steps]) or (0.0,)
+        self.attained[steps] = self._by_group(self.plans[steps]) or (0.0,) * (len(steps) - 1)
 
     def _by_group(self, plan: Plan) -> tuple[float, ...] | None:
         found = surely_attained(plan)

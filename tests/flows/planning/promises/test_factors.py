@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from flows.planning.promises import factors
-from flows.planning.promises.factors import GRID, Factors, Steps
+from flows.planning.promises.factors import GRID, MOST, Factors, Steps
 from flows.planning.watch import Watch
 from tests.fakes.plans import two_stages
 from tests.flows.planning.gpulets.cases import Held
@@ -25,6 +25,7 @@ class System:
 
     def plan(self, steps: Steps) -> Plan:
         self.tried.append(steps)
+        assert len(self.tried) < 100
         if sum(steps) > self.most:
             raise InfeasibleError("cluster", "too few GPUs")
         plan = two_stages()
@@ -36,7 +37,9 @@ class System:
     def attained(self, plan: Plan) -> dict[str, float]:
         steps = plan.options["steps"]
         return {
-            name: 0.999 if steps[GROUPS[name]] >= needed else 0.5 + steps[GROUPS[name]] / 1_000
+            name: 0.999
+            if steps[GROUPS[name]] >= needed
+            else min(0.5 + steps[GROUPS[name]] / 1_000, 0.98)
             for name, needed in self.needed.items()
         }
 
@@ -127,6 +130,28 @@ def test_a_factor_that_another_group_makes_too_small_grows_again(
     found.seek()
     assert found.best() in {(23, 42, GRID), (24, 41, GRID)}
     assert found.attains(found.best())
+
+
+def test_factors_end_where_a_group_never_attains(monkeypatch: pytest.MonkeyPatch) -> None:
+    system = System({"calm": GRID, "tight": 10 * MOST})
+    found = sought(system, monkeypatch)
+    assert not found.attains(found.best())
+    assert len(system.tried) < 30
+
+
+def test_a_plan_too_large_to_be_simulated_attains_for_no_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    system = System({"calm": GRID, "tight": 33})
+
+    def attained(plan: Plan) -> dict[str, float] | None:
+        return None if plan.options["steps"][1] > GRID else system.attained(plan)
+
+    monkeypatch.setattr(factors, "surely_attained", attained)
+    found = Factors(groups=GROUPS, carrying=system.plan, watch=Watch())
+    assert found.begin()
+    found.seek()
+    assert {*found.attained.values()} - {found.attained[found.ones]} == {(0.0, 0.0)}
 
 
 def test_nothing_is_tried_once_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:

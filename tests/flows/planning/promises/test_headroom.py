@@ -87,6 +87,10 @@ def test_every_planner_has_headroom_where_its_plan_falls_short(
     assert 1 < largest(plan) <= 20
     assert plan.options["headroom"] == "poisson99"
     assert verify_plan(plan, made.profiles) == []
+    for name, factor in plan.options.get("headroom_factors", {}).items():
+        for odd in (100 * factor, 0.5, "much"):
+            own = {**plan.options["headroom_factors"], name: odd}
+            assert verify_plan(replace(plan, options={**plan.options, "headroom_factors": own}))
     assert Plan.from_dict(plan.to_dict()).to_dict() == plan.to_dict()
     if at_rates:
         promised = {m.name: m.throughput_rps for m in plan.models}
