@@ -59,6 +59,9 @@ class Way:
         return RolloutMode.IN_PLACE_ONLY if self.in_place_only else RolloutMode.IN_PLACE
 
 
+INTERRUPTED = "its process died; the next rollout, or --rollback, ends it first"
+
+
 @command(
     "rollout",
     "poolpipe rollout plan.json --bake-seconds 60 --reason 'new SLO'",
@@ -213,14 +216,18 @@ def _fullest(gpu: dict[str, Any] | None) -> str:
 def _history(warehouse: Path, *, as_json: bool) -> None:
     from dataclasses import asdict
 
+    from flows.release.rollout.lock import holder_of
     from flows.workspace import workspace
     from warehouse.observations import list_rollouts
 
-    with workspace(warehouse).open(read_only=True) as store:
+    work = workspace(warehouse)
+    holder = holder_of(work.state.change_lock)
+    with work.open(read_only=True) as store:
         found = [asdict(rollout) for rollout in list_rollouts(store)]
     if as_json:
-        print_json({"rollouts": found})
+        print_json({"rollouts": found, "under_way": holder})
         return
+    unfinished = f"under way: {holder}" if holder else INTERRUPTED
     rows = [
         (
             row["rollout_id"],
@@ -230,7 +237,7 @@ def _history(warehouse: Path, *, as_json: bool) -> None:
             row["requested_by"],
             f"{row['started_at']:%Y-%m-%d %H:%M:%S}",
             row["reason"],
-            row["outcome"],
+            row["outcome"] or unfinished,
         )
         for row in found
     ]

@@ -35,6 +35,7 @@ MOST_BYTES = 64 * 1024  # of a line; servers refuse longer heads of requests
 _GZIP = b"\x1f\x8b"
 _UTF16 = b"\xff\xfe", b"\xfe\xff"  # as PowerShell begins a file that it redirects to
 _INFER = re.compile(r"/v2/models/([^/\s\"?]+)(?:/versions/[^/\s\"?]+)?/infer(?:[\s\"?]|$)")
+_GRPC = "/inference.GRPCInferenceService/"
 _NGINX = re.compile(r"\[(\d\d/[A-Z][a-z]{2}/\d{4}:\d\d:\d\d):\d\d ([+-]\d{4})\]")
 _ENVOY = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d):\d\d(?:\.\d+)?(Z|[+-]\d\d:?\d\d)")
 _TRITON = re.compile(r"^[IWE](\d\d)(\d\d) (\d\d:\d\d):\d\d\.\d+")
@@ -45,6 +46,7 @@ class AccessLog:
     """A log as counts.
 
     Attributes:
+        path: the file.
         history: models by name; minutes without a request have rate 0.
         start: the first minute.
         requests: by model.
@@ -53,6 +55,7 @@ class AccessLog:
             more than a day ahead.
     """
 
+    path: Path
     history: RateHistory
     start: datetime
     requests: Mapping[str, int]
@@ -80,7 +83,7 @@ def read_access_log(path: Path, *, now: datetime) -> AccessLog:
     minute_of = _Minutes(now)
     counts: Counter[tuple[int, str]] = Counter()
     names: set[str] = set()
-    others = undated = 0
+    others = undated = grpc = 0
     try:
         for line in _lines(path):
             asked = _INFER.search(line)
@@ -88,6 +91,7 @@ def read_access_log(path: Path, *, now: datetime) -> AccessLog:
             if asked is None or minute is None:
                 others += 1
                 undated += asked is not None
+                grpc += _GRPC in line
                 continue
             name = unquote(asked[1])
             names.add(name)
@@ -105,7 +109,8 @@ def read_access_log(path: Path, *, now: datetime) -> AccessLog:
         raise InputError(str(path), f"{reason}: [25/Nov/2026:08:00:01 +0000] is one")
     if not counts:
         reason = f"has no request of a model (/v2/models/NAME/infer) in {others} lines"
-        raise InputError(str(path), reason)
+        named = f"; {grpc} are of gRPC, which a log shows without the model" if grpc else ""
+        raise InputError(str(path), reason + named)
     return replace(_log(path, counts), others=others, undated=undated)
 
 
@@ -126,6 +131,7 @@ def _log(path: Path, counts: Counter[tuple[int, str]]) -> AccessLog:
     for (minute, name), count in counts.items():
         table[minute - first, column[name]] = count
     return AccessLog(
+        path=path,
         history=RateHistory(names=tuple(names), interval_s=MINUTE_S, rps=table / MINUTE_S),
         start=_instant(first),
         requests={name: int(table[:, number].sum()) for name, number in column.items()},

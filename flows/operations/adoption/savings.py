@@ -69,7 +69,7 @@ def ways_of(
     history = _of(log, workload)
     if len(history.rps) < WARM_UP_PART:
         raise InputError(
-            "the log",
+            str(log.path),
             f"spans {len(history.rps)} min; {WARM_UP_PART} at least are needed, since rates are "
             "forecast from its first part",
         )
@@ -115,7 +115,8 @@ def _of(log: AccessLog, workload: Workload) -> RateHistory:
     column = {name: number for number, name in enumerate(log.history.names)}
     if not set(asked.values()) & set(column):
         known = ", ".join(log.history.names)
-        raise InputError("the log", f"has no request of {', '.join(names)}; its models: {known}")
+        reason = f"has no request of {', '.join(names)}; its models: {known}"
+        raise InputError(str(log.path), reason)
     empty = np.zeros(len(log.history.rps))
     shares = _shares_of_sizes(workload)
     rps = [

@@ -20,8 +20,7 @@ from flows.planning.subclusters.partition import (
     sums,
 )
 from flows.planning.subclusters.reach import out_of_reach
-from triton_backend.contract.errors import InfeasibleError, InputError
-from triton_backend.contract.plan import BYTES_PER_GIB
+from triton_backend.contract.errors import InputError
 
 AUTO = "auto"
 TRIES = 8  # more sub-clusters, or GPUs, than the least that may do; scales below a bound
@@ -205,15 +204,3 @@ def _named(asked: Demands, kind: int, models: Ints, part: ClusterPartition) -> l
         )
         for number, gpus in enumerate(part.gpus)
     ]
-
-
-def does_not_divide(asked: Demands) -> InfeasibleError:
-    """The complaint that memory holds no division."""
-    rooms = ", ".join(
-        f"{room / BYTES_PER_GIB:.3g} GiB on {name}"
-        for name, room in zip(asked.problem.classes, asked.room_bytes.tolist(), strict=True)
-        if np.isfinite(room)
-    )
-    held = asked.static_bytes.sum() / BYTES_PER_GIB
-    reason = f"no sub-clusters were found that hold the models: {held:.3g} GiB of weights"
-    return InfeasibleError("workload", f"{reason}, room on a GPU {rooms or 'not known'}")

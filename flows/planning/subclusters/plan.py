@@ -26,13 +26,12 @@ from flows.planning.subclusters.demands import Demands, read_demands
 from flows.planning.subclusters.division import (
     Subcluster,
     divided,
-    does_not_divide,
     to_class,
     wanted_of,
 )
 from flows.planning.subclusters.free import needed
 from flows.planning.subclusters.partition import ClusterPartition, imbalance
-from flows.planning.subclusters.reach import out_of_reach
+from flows.planning.subclusters.reach import does_not_divide, out_of_reach
 from flows.planning.subclusters.scale import largest_scale
 from triton_backend.contract.plan import BYTES_PER_GIB
 from triton_backend.contract.workload import TURN

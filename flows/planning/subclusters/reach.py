@@ -12,6 +12,7 @@ from flows.planning.solver.tolerances import EXACT
 from flows.planning.subclusters.demands import Demands
 from flows.planning.subclusters.free import carried
 from triton_backend.contract.errors import InfeasibleError
+from triton_backend.contract.plan import BYTES_PER_GIB
 
 _SHOWN = 6  # models in a complaint
 
@@ -65,6 +66,8 @@ def out_of_reach(asked: Demands, how: str = "") -> InfeasibleError:
     rates = asked.rates(1.0)
     floor = replace(asked, weight=rates, least_rps=np.zeros_like(rates))
     share = min(scale_bound(floor), 1.0)
+    if share == 1.0 and np.isfinite(asked.room_bytes).any():
+        return does_not_divide(asked)  # the bound does not look at memory
     reason = f"the cluster reaches at most {share:.1%} of the rates asked for{how}"
     return beyond_reach(asked.inputs, rates, reason)
 
@@ -76,3 +79,15 @@ def beyond_reach(inputs: Inputs, rates: Floats, reason: str) -> InfeasibleError:
     shown = ", ".join(f"{demand.name} {rate:g}" for demand, rate in highest[:_SHOWN])
     more = f" and {len(highest) - _SHOWN} more" if len(highest) > _SHOWN else ""
     return InfeasibleError("workload", f"{reason} (requests/s: {shown}{more})")
+
+
+def does_not_divide(asked: Demands) -> InfeasibleError:
+    """The complaint that memory holds no division."""
+    rooms = ", ".join(
+        f"{room / BYTES_PER_GIB:.3g} GiB on {name}"
+        for name, room in zip(asked.problem.classes, asked.room_bytes.tolist(), strict=True)
+        if np.isfinite(room)
+    )
+    held = asked.static_bytes.sum() / BYTES_PER_GIB
+    reason = f"no sub-clusters were found that hold the models: {held:.3g} GiB of weights"
+    return InfeasibleError("workload", f"{reason}, room on a GPU {rooms or 'not known'}")

@@ -12,12 +12,17 @@ from flows.planning.subclusters.division import (
     TRIES,
     Subcluster,
     divided,
-    does_not_divide,
     to_class,
 )
 from flows.planning.subclusters.free import needed
 from flows.planning.subclusters.partition import ClusterPartition, spread
-from flows.planning.subclusters.reach import changes_of, largest, out_of_reach, scale_bound
+from flows.planning.subclusters.reach import (
+    changes_of,
+    does_not_divide,
+    largest,
+    out_of_reach,
+    scale_bound,
+)
 
 
 def largest_scale(

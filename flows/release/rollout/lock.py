@@ -6,6 +6,7 @@ means that the rollout's process died.
 """
 
 import fcntl
+import itertools
 import os
 import sys
 import time
@@ -19,6 +20,7 @@ from triton_backend.contract.errors import InputError
 from triton_backend.serve_folder.files import PRIVATE
 
 POLL_SECONDS = 0.1
+NAME_POLLS = 10  # a holder gives its name long before
 COMMAND_CHARACTERS = 120
 CHANGE_UNDER_WAY = "another change of plan is under way"
 LOOP_UNDER_WAY = (
@@ -40,6 +42,21 @@ def one_change(path: Path, *, wait: bool, say: Say = say_on_stderr) -> Generator
     """
     with _held(path, CHANGE_UNDER_WAY, say if wait else None):
         yield
+
+
+def holder_of(path: Path) -> str | None:
+    """The process that holds the lock of a file; None where none does."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _holder(fd) or "a process"
+    finally:
+        os.close(fd)
+    return None
 
 
 @contextmanager
@@ -77,20 +94,25 @@ def _held(path: Path, taken: str, say: Say | None) -> Generator[None]:
 
 def _take(fd: int, path: Path, taken: str, say: Say | None) -> None:
     said_of = ""
-    while True:
+    for polls in itertools.count():
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(fd, 1024, 0).decode(errors="replace")
-            if say is None:
+            # One without a name has just taken it, or looks whether another holds it.
+            holder = _holder(fd)
+            if say is None and (holder or polls == NAME_POLLS):
                 raise InputError(str(path), f"{taken}: {holder}") from None
         else:
             os.ftruncate(fd, 0)  # a holder that died left its name
             return
-        if holder and holder != said_of:
+        if say is not None and holder and holder != said_of:
             say(f"waiting for another change of plan: {holder}")
             said_of = holder
         time.sleep(POLL_SECONDS)
+
+
+def _holder(fd: int) -> str:
+    return os.pread(fd, 1024, 0).decode(errors="replace")
 
 
 def _this_process() -> str:

@@ -61,13 +61,19 @@ def test_names_that_the_workload_lacks_are_said_with_their_requests(poolpipe: Co
     ("name", "reason"),
     [
         ("none.log", "none.log: cannot be read: No such file or directory"),
-        ("other.log", "the log: has no request of net; its models: other"),
+        ("other.log", "other.log: has no request of net; its models: other"),
         ("empty.log", "empty.log: has no request of a model"),
+        ("short.log", "short.log: spans 1 min; "),
+        ("grpc.log", "in 4 lines; 4 are of gRPC, which a log shows without the model"),
     ],
 )
 def test_bad_logs_are_one_line(poolpipe: Command, name: str, reason: str) -> None:
     write_log(Path("other.log"), "other")
     Path("empty.log").touch()
+    Path("short.log").write_text(LINE.format(hour=3, minute=1, name="net"))
+    http = LINE.format(hour=3, minute=1, name="net")
+    grpc = http.replace("/v2/models/net/infer", "/inference.GRPCInferenceService/ModelInfer")
+    Path("grpc.log").write_text(4 * grpc)
     ran = poolpipe(*ADVISE, "--access-log", name)
     assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
     assert reason in ran.err

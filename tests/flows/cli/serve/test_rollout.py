@@ -1,3 +1,4 @@
+import os
 import re
 from datetime import UTC, datetime
 from pathlib import Path
@@ -6,6 +7,8 @@ import pytest
 
 from flows.files import read_plan, write_plan
 from flows.release.rollout import generations
+from flows.release.rollout.lock import one_change
+from flows.workspace import workspace
 from tests.flows.cli.conftest import WAREHOUSE, Command, giving
 from tests.triton_backend.contract.transition.full_gpus import full_gpus
 from triton_backend.serve_folder.settings import ServeOptions, ServeSettings
@@ -39,26 +42,45 @@ def test_a_rollout_that_cannot_be_is_refused(
 
 @pytest.mark.usefixtures("planned")
 def test_the_history_of_rollouts_begins_empty(poolpipe: Command) -> None:
-    assert poolpipe("rollout", "--status", "--json").document == {"rollouts": []}
+    document = poolpipe("rollout", "--status", "--json").document
+    assert document == {"rollouts": [], "under_way": None}
     assert poolpipe("rollout", "--status").out == "no rollout so far\n"
 
 
-@pytest.mark.usefixtures("planned")
-def test_the_history_of_rollouts_gives_instants_to_the_second(poolpipe: Command) -> None:
+def store_rollout(state: str, outcome: str | None) -> None:
     began = datetime(2026, 11, 1, 12, 0, 1, 234567, tzinfo=UTC)
     rollout = Rollout(
         rollout_id="rollout-1",
         plan_id="new",
         former_plan_id="old",
-        state="done",
+        state=state,
         requested_by="user",
         reason="more cars",
-        outcome="attained its targets for 30 s",
+        outcome=outcome,
         started_at=began,
         changed_at=began,
     )
     with open_warehouse(WAREHOUSE) as warehouse:
         begin_rollout(warehouse, rollout)
+
+
+@pytest.mark.usefixtures("planned")
+def test_the_history_tells_a_rollout_under_way_from_one_whose_process_died(
+    poolpipe: Command,
+) -> None:
+    store_rollout("baking", None)
+    assert "its process died; the next rollout" in poolpipe("rollout", "--status").out
+    work = workspace(WAREHOUSE)
+    with one_change(work.state.change_lock, wait=False):
+        shown = poolpipe("rollout", "--status").out
+        document = poolpipe("rollout", "--status", "--json").document
+    assert f"under way: process {os.getpid()} (" in shown
+    assert f"process {os.getpid()} (" in document["under_way"]
+
+
+@pytest.mark.usefixtures("planned")
+def test_the_history_of_rollouts_gives_instants_to_the_second(poolpipe: Command) -> None:
+    store_rollout("done", "attained its targets for 30 s")
     shown = poolpipe("rollout", "--status").out
     assert "2026-11-01 12:00:01 " in shown
     assert all(text in shown for text in ("more cars", "attained its targets for 30 s", "old"))

@@ -1,6 +1,7 @@
 """A day's load, served three ways."""
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +24,11 @@ def log_of(rps: np.ndarray, name: str = "net") -> AccessLog:
     history = RateHistory(names=(name,), interval_s=MINUTE_S, rps=rps[:, None])
     counts = {name: int(rps.sum() * MINUTE_S)}
     return AccessLog(
-        history=history, start=datetime(2026, 11, 25, tzinfo=UTC), requests=counts, others=0
+        path=Path("a.log"),
+        history=history,
+        start=datetime(2026, 11, 25, tzinfo=UTC),
+        requests=counts,
+        others=0,
     )
 
 
@@ -86,7 +91,7 @@ def log_of_several(**rps: np.ndarray) -> AccessLog:
     )
     counts = {name: int(each.sum() * MINUTE_S) for name, each in rps.items()}
     start = datetime(2026, 11, 25, tzinfo=UTC)
-    return AccessLog(history=history, start=start, requests=counts, others=0)
+    return AccessLog(path=Path("a.log"), history=history, start=start, requests=counts, others=0)
 
 
 TRAFFIC = hand_application(

@@ -3,6 +3,7 @@
 One holder, known to the others, and free when its process dies.
 """
 
+import fcntl
 import multiprocessing
 import os
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from flows.release.rollout.guarded import finish_interrupted
-from flows.release.rollout.lock import one_change
+from flows.release.rollout.lock import holder_of, one_change
 from flows.state import ProjectState
 from flows.workspace import Workspace
 from tests.triton_backend.serving.system import wait_for
@@ -39,6 +40,22 @@ def test_a_second_change_is_refused_by_name_of_the_first(tmp_path: Path) -> None
         pass
     with one_change(path, wait=False):
         pass
+
+
+def test_a_lock_is_looked_at_and_not_taken(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert holder_of(path) is None
+    with one_change(path, wait=False):
+        assert f"process {os.getpid()} (" in str(holder_of(path))
+    assert holder_of(path) is None
+    # A look is as short as it can be: a change that meets one waits for its end.
+    looks = os.open(path, os.O_RDONLY)
+    fcntl.flock(looks, fcntl.LOCK_SH)
+    end = threading.Timer(0.2, os.close, (looks,))
+    end.start()
+    with one_change(path, wait=False):
+        assert f"process {os.getpid()} (" in str(holder_of(path))
+    end.join()
 
 
 def test_a_second_change_waits_and_says_for_which(tmp_path: Path) -> None:
@@ -109,7 +126,9 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     pid = ours.recv()
     with pytest.raises(InputError, match=f"process {pid} "), one_change(path, wait=False):
         pass
+    assert f"process {pid} (" in str(holder_of(path))
     child.kill()
     child.join()
+    assert holder_of(path) is None
     with one_change(path, wait=False):
         pass
