@@ -83,9 +83,7 @@ class Group:
 class GroupingProblem:
     """Items of one model and options of shared stages ("roots"), as arrays.
 
-    Roots, by junction and rising time; R of them:
-        root_junction, root_time, root_price, root_work, root_kind    [R]
-        root_start    [blocks + 1] the first root of each junction
+    Its R roots are those of the `Layout` of the items' starts, each with the price of a vGPU.
     """
 
     def __init__(
@@ -98,46 +96,13 @@ class GroupingProblem:
         self.block = np.array([item.block for item in items], dtype=np.int64)
         self.limit = np.array([item.limit_us for item in items])
         self.rate = np.array([item.rate_rps for item in items])
-        self._read_roots()
-        self._read_options()
-
-    def _read_roots(self) -> None:
-        table, most = self.table, self.table.blocks
-        first = int(self.block.min()) if len(self.block) else 0
-        self.root_options: list[Options] = []
-        starts = [0]
-        for junction in range(most):
-            wanted = junction >= first and (table.chains or junction in self.block)
-            options = table.options(junction, most) if wanted else _NONE
-            self.root_options.append(options)
-            starts.append(starts[-1] + len(options))
-        self.root_start = np.array(starts, dtype=np.int64)
-        self.root_junction = np.repeat(np.arange(most), np.diff(self.root_start))
-        self.root_time = np.concatenate([o.time_us for o in self.root_options])
-        self.root_price = np.concatenate([o.price for o in self.root_options])
-        self.root_work = np.concatenate([o.work for o in self.root_options])
-        self.root_kind = np.concatenate([table.kinds_of(o) for o in self.root_options])
-
-    def _read_options(self) -> None:
-        """Options of alignment stages before every kind of root, one after the other."""
-        table = self.table
-        self.options_from = np.zeros((table.blocks, table.blocks, len(table.kinds), 2), np.int64)
-        met = np.unique(np.column_stack([self.root_junction, self.root_kind]), axis=0).tolist()
-        found, count = [_NONE], 0
-        for start in np.unique(self.block).tolist():
-            for junction, kind in met if table.chains else ():
-                if start < junction:
-                    found.append(table.options(start, junction, kind))
-                    self.options_from[start, junction, kind] = count, count + len(found[-1])
-                    count += len(found[-1])
+        layout = table.layout(np.unique(self.block))
+        self.root_start, self.root_junction = layout.root_start, layout.root_junction
+        self.root_time, self.root_work = layout.root_time, layout.root_work
+        self.root_kind, self.root_price = layout.root_kind, table.prices[layout.root_size]
+        self.options_from = layout.options_from
+        self.options = np.array([layout.time, table.prices[layout.size], layout.work])
         self.link_rps = np.array([kind.link_rps for kind in table.kinds])
-        self.options = np.array(
-            [
-                np.concatenate([o.time_us for o in found]),
-                np.concatenate([o.price for o in found]),
-                np.concatenate([o.work for o in found]),
-            ]
-        )
 
     def aligning(self, start: int, root: int) -> Options:
         """Alignment stages from a start to a root."""
@@ -241,7 +206,7 @@ class GroupingProblem:
     def least_time(self, item: int) -> float:
         """The least time in which an entry can be served (µs), whatever it costs."""
         block, table = int(self.block[item]), self.table
-        least = float(self.root_options[block].time_us.min(initial=np.inf))
+        least = float(table.options(block, table.blocks).time_us.min(initial=np.inf))
         for root in range(int(self.root_start[block + 1]), len(self.root_time)):
             junction, kind = int(self.root_junction[root]), int(self.root_kind[root])
             if table.chains:
@@ -261,15 +226,6 @@ def columns_of(groups: Sequence[Group]) -> Columns:
         group=np.array([g.root for g in groups], dtype=np.int64),
         source=groups,
     )
-
-
-_NONE = Options(
-    time_us=np.zeros(0),
-    price=np.zeros(0),
-    work=np.zeros(0),
-    size=np.zeros(0, dtype=np.int64),
-    batch=np.zeros(0, dtype=np.int64),
-)
 
 
 @kernel_entry

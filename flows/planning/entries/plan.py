@@ -172,9 +172,11 @@ def fragments(
     Raises:
         InfeasibleError: an entry cannot be served by itself.
     """
-    require_reachable(GroupingProblem(table, items_of(table)), chains=chains)
-    common = options.own["budget_rule"] == "group"
-    return GroupingProblem(table, merged(table, threshold), group_budget=common)
+    apart = GroupingProblem(table, items_of(table))
+    require_reachable(apart, chains=chains)
+    common, items = options.own["budget_rule"] == "group", merged(table, threshold)
+    same = items == apart.items and not common
+    return apart if same else GroupingProblem(table, items, group_budget=common)
 
 
 def _weights(text: str) -> tuple[float, float, float]:
@@ -329,17 +331,30 @@ def _whole_gpus(options: PlanOptions) -> bool:
     )
 
 
-def _within(rule: Rule, inputs: Inputs, level: float) -> tuple[Placed, float]:
+def _within(
+    rule: Rule, inputs: Inputs, level: float, tables: Sequence[ModelTable] = ()
+) -> tuple[Placed, float]:
     """A plan on the cluster's GPUs, and what any plan costs at least.
 
     Classes that have too few GPUs are made dearer until the plan fits. Where there is one, plans of
     every rule pay for what their shares leave of a GPU (`read_tables`). The bound is that without.
+
+    Args:
+        rule: makes the plan of a model.
+        inputs: of all models.
+        level: multiplies their rates.
+        tables: of the models at another level, if there are any.
+
+    Raises:
+        InfeasibleError: no plan fits, or the time is over before one does.
     """
     weights: dict[str, float] = {}
     wastes = iter(_WASTES)
     waste, bound = 0.0, 0.0
     for attempt in range(_WEIGHTINGS):
-        tables = read_tables(inputs, level, weights, waste)
+        if attempt and inputs.watch.over():
+            raise inputs.watch.no_plan()
+        tables = read_tables(inputs, level, weights, waste, tables)
         models = [
             replace(
                 in_any_phase(rule, table, inputs),
@@ -348,16 +363,7 @@ def _within(rule: Rule, inputs: Inputs, level: float) -> tuple[Placed, float]:
             for table, demand in zip(tables, inputs.workload.models, strict=True)
         ]
         if attempt == 0:
-            bound = math.fsum(m.pooled.cost if m.bound is None else m.bound for m in models)
-            bound += math.fsum(m.shadow.price for m in models if m.shadow is not None)
-            if inputs.options.objective == "gpus":
-                bound = raised(bound, 1.0)
-            if (
-                inputs.most is not None
-                and bound > inputs.most
-                and all(m.bound is not None for m in models)
-            ):
-                raise InfeasibleError(_ALL, f"a plan holds {bound:g} GPUs or more")
+            bound = _bound(inputs, models)
         try:
             placed = _placed(inputs, models)
         except InfeasibleError as error:
@@ -379,6 +385,18 @@ def _within(rule: Rule, inputs: Inputs, level: float) -> tuple[Placed, float]:
     raise AssertionError  # pragma: no cover - the last attempt raises
 
 
+def _bound(inputs: Inputs, models: Sequence[Solved]) -> float:
+    """What any plan costs at least; of a rule without a bound, what its own costs."""
+    bound = math.fsum(m.pooled.cost if m.bound is None else m.bound for m in models)
+    bound += math.fsum(m.shadow.price for m in models if m.shadow is not None)
+    if inputs.options.objective == "gpus":
+        bound = raised(bound, 1.0)
+    proven = all(m.bound is not None for m in models)
+    if inputs.most is not None and bound > inputs.most and proven:
+        raise InfeasibleError(_ALL, f"a plan holds {bound:g} GPUs or more")
+    return bound
+
+
 def _last_of_all(error: InfeasibleError) -> InfeasibleError:
     """The complaint about one class, of the last plan; others were short of other classes."""
     tried = f"the last of {_WEIGHTINGS} plans with other weights of classes"
@@ -393,7 +411,8 @@ def _highest(rule: Rule, inputs: Inputs) -> tuple[float, float, Placed]:
     gpus = sum(inputs.cluster.gpus(c.name) for c in inputs.cluster.gpu_classes)
     # Clients of any phase need, beyond their rates, the less per request the faster they send.
     by_rates = inputs.asking(own={**inputs.options.own, "phases": EVEN})
-    needed = math.fsum(_least_work(table) for table in read_tables(by_rates, _TRACE))
+    tables = read_tables(by_rates, _TRACE)
+    needed = math.fsum(map(_least_work, tables))
     inputs = replace(inputs, prove=False)  # only fitting counts
     if len(inputs.workload.models) == 1:
         inputs = replace(inputs, most=float(gpus))
@@ -402,7 +421,7 @@ def _highest(rule: Rule, inputs: Inputs) -> tuple[float, float, Placed]:
 
     def fits(level: float) -> bool:
         try:
-            placed[level] = _within(rule, inputs, level)[0]
+            placed[level] = _within(rule, inputs, level, tables)[0]
         except InfeasibleError as error:
             if error.where == _ALL:  # no plan holds as little as is there
                 beyond.append(level)

@@ -81,7 +81,8 @@ def steps_of(
     """The stages of a way, with the parts of its shared stage and its alignment stage."""
     junction = int(field.root_junction[way.root])
     row = way.root - int(field.root_start[junction])
-    last = _step(field.root_options[junction], (junction, field.table.blocks), row, root)
+    blocks = junction, field.table.blocks
+    last = _step(field.table.options(*blocks), blocks, row, root)
     if way.row < 0:
         return (last,)
     options = field.aligning(way.start, way.root)

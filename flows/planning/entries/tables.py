@@ -24,8 +24,9 @@ Here: entries, and what each range of blocks may run on. Not here: reading profi
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -115,12 +116,59 @@ class Options:
         return np.where(vgpus > most, np.inf, self.price * vgpus)
 
 
+NO_OPTIONS = Options(
+    time_us=np.zeros(0),
+    price=np.zeros(0),
+    work=np.zeros(0),
+    size=np.zeros(0, dtype=np.int64),
+    batch=np.zeros(0, dtype=np.int64),
+)
+
+
 def vgpus_for(rate_rps: float | Floats, work: Floats) -> Floats:
     """Whole vGPUs that carry a rate, at least one."""
     return np.maximum(1.0, np.ceil(rate_rps * work * (1 - ROUNDING)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Options of every range that entries can use: of shared stages ("roots"), then before them.
+
+    R roots by junction and rising time; M options of alignment stages, one range after the other.
+
+    Attributes:
+        root_start: [blocks + 1] the first root of each junction.
+        root_junction, root_time, root_work, root_kind, root_size: [R].
+        options_from: [blocks, blocks, kinds, 2] the options from a start to a junction and kind.
+        time, work, size: [M].
+    """
+
+    root_start: Ints
+    root_junction: Ints
+    root_time: Floats
+    root_work: Floats
+    root_kind: Ints
+    root_size: Ints
+    options_from: Ints
+    time: Floats
+    work: Floats
+    size: Ints
+
+
+@dataclass(slots=True)
+class _Found:
+    """Options that were found; of each, its price is that of the table that found it."""
+
+    options: dict[tuple[int, int, int], Options] = field(
+        default_factory=dict[tuple[int, int, int], Options]
+    )
+    rows: dict[tuple[int, int, float], Floats] = field(
+        default_factory=dict[tuple[int, int, float], Floats]
+    )
+    layouts: dict[tuple[int, ...], Layout] = field(default_factory=dict[tuple[int, ...], Layout])
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelTable:
     """One model.
 
@@ -136,6 +184,7 @@ class ModelTable:
         references_us: periods that entries of several rates can be read at (`in_periods_of`).
         rates_rps: by entry, that pools carry for it.
         kinds: of shared stages.
+        found: options, by period and by which prices are lower.
     """
 
     number: int
@@ -154,9 +203,20 @@ class ModelTable:
     _known: dict[tuple[int, int, int], Options] = field(
         default_factory=dict[tuple[int, int, int], Options]
     )
-    _rows: dict[tuple[int, int, float], Floats] = field(
-        default_factory=dict[tuple[int, int, float], Floats]
-    )
+    found: dict[Hashable, _Found] = field(default_factory=dict[Hashable, _Found])
+
+    @cached_property
+    def prices(self) -> Floats:
+        """[sizes] of one vGPU."""
+        return np.array([size.price for size in self.sizes])
+
+    @cached_property
+    def _ranks(self) -> tuple[int, ...]:
+        """[sizes] how many prices there are below, those alike counted once."""
+        return tuple(np.unique(self.prices, return_inverse=True)[1].tolist())
+
+    def _before(self) -> _Found:
+        return self.found.setdefault((self.period_us, self._ranks), _Found())
 
     @property
     def name(self) -> str:
@@ -168,8 +228,7 @@ class ModelTable:
         """Of the model."""
         return self.profile.blocks
 
-    def kinds_of(self, roots: Options) -> Ints:
-        """[n] of shared stages."""
+    def _kinds_of(self, roots: Options) -> Ints:
         numbers = {kind: number for number, kind in enumerate(self.kinds)}
         both = zip(roots.size.tolist(), roots.batch.tolist(), strict=True)
         found = [numbers[kind_of(self.sizes[s], b, chains=self.chains)] for s, b in both]
@@ -179,15 +238,76 @@ class ModelTable:
         """The stage of blocks [first, last), whose results go to a shared stage of a kind."""
         key = (first, last, kind if last < self.blocks else 0)
         if key not in self._known:
-            self._known[key] = self._options(*key)
+            before = self._before()
+            if key not in before.options:
+                before.options[key] = self._options(*key, before.rows)
+            found = before.options[key]
+            self._known[key] = Options(
+                time_us=found.time_us,
+                price=self.prices[found.size],
+                work=found.work,
+                size=found.size,
+                batch=found.batch,
+            )
         return self._known[key]
 
-    def _options(self, first: int, last: int, kind: int) -> Options:
+    def layout(self, starts: Ints) -> Layout:
+        """Options of ranges from some blocks, in rising order."""
+        layouts, key = self._before().layouts, tuple(starts.tolist())
+        if key not in layouts:
+            layouts[key] = self._layout(key)
+        return layouts[key]
+
+    def _layout(self, starts: tuple[int, ...]) -> Layout:
+        roots: list[Options] = []
+        for junction in range(self.blocks):
+            wanted = bool(starts) and junction >= starts[0]
+            wanted = wanted and (self.chains or junction in starts)
+            roots.append(self.options(junction, self.blocks) if wanted else NO_OPTIONS)
+        root_start = np.cumsum([0, *map(len, roots)])
+        root_junction = np.repeat(np.arange(self.blocks), np.diff(root_start))
+        root_kind = np.concatenate([self._kinds_of(o) for o in roots])
+        met = np.unique(np.column_stack([root_junction, root_kind]), axis=0).tolist()
+        options_from = np.zeros((self.blocks, self.blocks, len(self.kinds), 2), np.int64)
+        found, count = [NO_OPTIONS], 0
+        for start in starts:
+            for junction, kind in met if self.chains else ():
+                if start < junction:
+                    found.append(self.options(start, junction, kind))
+                    options_from[start, junction, kind] = count, count + len(found[-1])
+                    count += len(found[-1])
+        return Layout(
+            root_start=root_start,
+            root_junction=root_junction,
+            root_time=np.concatenate([o.time_us for o in roots]),
+            root_work=np.concatenate([o.work for o in roots]),
+            root_kind=root_kind,
+            root_size=np.concatenate([o.size for o in roots]),
+            options_from=options_from,
+            time=np.concatenate([o.time_us for o in found]),
+            work=np.concatenate([o.work for o in found]),
+            size=np.concatenate([o.size for o in found]),
+        )
+
+    def like(self, other: "ModelTable") -> "ModelTable":
+        """The same table, which does not seek again the options that another of its model found.
+
+        Which are needed depends on which prices are lower, not on how much, and on rates only where
+        clients have phases.
+        """
+        phased = self.period_us is not None or self.references_us
+        if phased and (self.period_us, self.rates_rps) != (other.period_us, other.rates_rps):
+            return self
+        return replace(self, found=other.found)
+
+    def _options(
+        self, first: int, last: int, kind: int, known: dict[tuple[int, int, float], Floats]
+    ) -> Options:
         receiver = self.kinds[kind]
         key = (first, last, receiver.nic_gbps)
-        if key not in self._rows:
-            self._rows[key] = _rows(self, *key)
-        rows, multiples = self._rows[key], np.zeros((0, 0))
+        if key not in known:
+            known[key] = _rows(self, *key)
+        rows, multiples = known[key], np.zeros((0, 0))
         if last < self.blocks:
             rows = rows[:, receiver.batch % rows[4] == 0]
         elif self.chains and first > min(entry.block for entry in self.entries):
@@ -208,21 +328,24 @@ def read_tables(
     level: float = 1.0,
     weights: Mapping[str, float] | None = None,
     waste: float = 0.0,
+    like: Sequence[ModelTable] = (),
 ) -> list[ModelTable]:
     """Every model of the workload, rates times `level`, prices of classes times their weights.
 
     With `waste` 1 a vGPU costs its part of a GPU that is cut into as many such shares as fit;
-    below, that in part.
+    below, that in part. `like` are tables of the same workload at another level or other prices:
+    what was found for them is not sought again.
 
     Raises:
         InputError: a model has no profile, is measured nowhere or has no rate, or a price is
             missing.
     """
     require_rates(inputs.workload, inputs.options.objective)
-    return [
+    tables = [
         _model_table(inputs, number, demand, level, weights or {}, waste)
         for number, demand in enumerate(inputs.workload.models)
     ]
+    return [t.like(other) for t, other in zip(tables, like, strict=True)] if like else tables
 
 
 def _model_table(
@@ -311,7 +434,6 @@ def in_periods_of(table: ModelTable, period_us: float) -> ModelTable:
         references_us=(),
         rates_rps=tuple(r / e.rate_rps * _counted(e, period_us) * often for r, e in rates),
         _known={},
-        _rows={},
     )
 
 
