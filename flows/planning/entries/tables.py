@@ -155,16 +155,16 @@ class Layout:
     size: Ints
 
 
+_Range = tuple[int, int, float]  # the first block, the one after the last, the receiver's NIC
+_Stage = tuple[int, int, float, int]  # the same and the receiver's batch
+
+
 @dataclass(slots=True)
 class _Found:
     """Options that were found; of each, its price is that of the table that found it."""
 
-    options: dict[tuple[int, int, int], Options] = field(
-        default_factory=dict[tuple[int, int, int], Options]
-    )
-    rows: dict[tuple[int, int, float], Floats] = field(
-        default_factory=dict[tuple[int, int, float], Floats]
-    )
+    options: dict[_Stage, Options] = field(default_factory=dict[_Stage, Options])
+    rows: dict[_Range, Floats] = field(default_factory=dict[_Range, Floats])
     layouts: dict[tuple[int, ...], Layout] = field(default_factory=dict[tuple[int, ...], Layout])
 
 
@@ -200,9 +200,7 @@ class ModelTable:
     references_us: tuple[float, ...]
     rates_rps: tuple[float, ...]
     kinds: tuple[Kind, ...]
-    _known: dict[tuple[int, int, int], Options] = field(
-        default_factory=dict[tuple[int, int, int], Options]
-    )
+    _known: dict[_Stage, Options] = field(default_factory=dict[_Stage, Options])
     found: dict[Hashable, _Found] = field(default_factory=dict[Hashable, _Found])
 
     @cached_property
@@ -236,7 +234,8 @@ class ModelTable:
 
     def options(self, first: int, last: int, kind: int = 0) -> Options:
         """The stage of blocks [first, last), whose results go to a shared stage of a kind."""
-        key = (first, last, kind if last < self.blocks else 0)
+        receiver = self.kinds[kind if last < self.blocks else 0]
+        key = (first, last, receiver.nic_gbps, receiver.batch)  # its link counts in a group alone
         if key not in self._known:
             before = self._before()
             if key not in before.options:
@@ -301,25 +300,24 @@ class ModelTable:
         return replace(self, found=other.found)
 
     def _options(
-        self, first: int, last: int, kind: int, known: dict[tuple[int, int, float], Floats]
+        self, first: int, last: int, nic_gbps: float, batch: int, known: dict[_Range, Floats]
     ) -> Options:
-        receiver = self.kinds[kind]
-        key = (first, last, receiver.nic_gbps)
+        key = (first, last, nic_gbps)
         if key not in known:
             known[key] = _rows(self, *key)
         rows, multiples = known[key], np.zeros((0, 0))
         if last < self.blocks:
-            rows = rows[:, receiver.batch % rows[4] == 0]
+            rows = rows[:, batch % rows[4] == 0]
         elif self.chains and first > min(entry.block for entry in self.entries):
             multiples = rows[4] % np.unique(rows[4])[:, None] == 0
         needed = undominated(np.column_stack([*-rows[:3], *multiples]))
-        time, price, work, number, batch = rows[:, needed]
+        time, price, work, number, batches = rows[:, needed]
         return Options(
             time_us=time,
             price=price,
             work=work,
             size=number.astype(np.int64),
-            batch=batch.astype(np.int64),
+            batch=batches.astype(np.int64),
         )
 
 
