@@ -70,7 +70,7 @@ def test_the_history_tells_a_rollout_under_way_from_one_whose_process_died(
 ) -> None:
     store_rollout("baking", None)
     assert "its process died; the next rollout" in poolpipe("rollout", "--status").out
-    work = workspace(WAREHOUSE)
+    work = workspace(Path(WAREHOUSE))
     with one_change(work.state.change_lock, wait=False):
         shown = poolpipe("rollout", "--status").out
         document = poolpipe("rollout", "--status", "--json").document

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from flows.clock import Stopwatch
 from flows.planning import PlanOptions, make_plan
 from flows.planning.entries.groups import Group, GroupingProblem, items_of
 from flows.planning.entries.subsets import (
@@ -298,3 +299,12 @@ def planned(problem: Case, planner: str = "pool", objective: str = "share", **mo
 def one(*entries: Entry, **more: Any) -> Case:
     """Entries of the model that all examples here use."""
     return made(profile(7, **more), entries)
+
+
+class Held(Stopwatch):
+    """A clock that stands still until it is set."""
+
+    now_s = 0.0
+
+    def seconds(self) -> float:
+        return self.now_s

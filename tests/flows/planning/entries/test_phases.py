@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flows.clock import Stopwatch
 from flows.planning.entries.groups import GroupingProblem
 from flows.planning.entries.phases import fitted, least_vgpus
 from flows.planning.entries.plan import Solved, exactly, in_any_phase
@@ -17,7 +16,7 @@ from flows.planning.entries.pricer import Groups
 from flows.planning.entries.tables import ModelTable, in_periods_of, read_tables
 from flows.planning.registry import Inputs
 from flows.planning.watch import Watch
-from tests.flows.planning.entries.entry_cases import EVEN, Case, case, inputs_of
+from tests.flows.planning.entries.entry_cases import EVEN, Case, Held, case, inputs_of
 
 
 class Clients:
@@ -102,15 +101,6 @@ def test_pools_for_their_own_clients_hold_less_than_for_clients_of_one_period(
             assert [key for key, _ in own.pools] == [key for key, _ in solved.pools]
             fewer += own.cost < solved.cost
     assert fewer
-
-
-class Held(Stopwatch):
-    """A clock that stands still until it is set."""
-
-    now_s = 0.0
-
-    def seconds(self) -> float:
-        return self.now_s
 
 
 def test_every_period_has_its_part_of_the_time() -> None:

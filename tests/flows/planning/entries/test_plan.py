@@ -21,6 +21,7 @@ from flows.planning.watch import Watch
 from tests.flows.planning import small
 from tests.flows.planning.entries.entry_cases import (
     Case,
+    Held,
     brute_force,
     case,
     cluster,
@@ -271,6 +272,27 @@ def test_a_search_that_is_ended_says_nothing_of_rates_that_it_did_not_try() -> N
     options = PlanOptions(planner="graft", objective="throughput")
     with pytest.raises(InfeasibleError, match=r"no plan in .* s, then it was ended"):
         make_plan(problem.profiles, problem.cluster, problem.workload, options, watch)
+
+
+def test_other_weights_of_classes_are_not_tried_once_the_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planning = import_module("flows.planning.entries.plan")  # not the function of that name
+    read, tried, clock = planning.read_tables, list[dict[str, float]](), Held()
+
+    def slow(inputs: Inputs, level: float, weights: Any, *more: Any) -> Sequence[ModelTable]:
+        tried.append(dict(weights))
+        clock.now_s += 3.0
+        return read(inputs, level, weights, *more)
+
+    monkeypatch.setattr(planning, "read_tables", slow)
+    problem = made(profile(7, classes=("G", "H")), [entry("much", 0, 20, 90_000)], ("G", "H"))
+    watch = Watch(limit_s=5.0, _clock=clock)
+    own = {"headroom": "none", "phases": "even"}
+    options = PlanOptions(planner="graft", objective="share", time_limit_s=5.0, own=own)
+    with pytest.raises(InfeasibleError, match="no plan under a time limit of 5 s"):
+        make_plan(problem.profiles, problem.cluster, problem.workload, options, watch)
+    assert [len(weights) for weights in tried] == [0, 1]
 
 
 def test_a_class_that_has_too_few_gpus_leaves_the_rest_to_others() -> None:

@@ -6,14 +6,15 @@ No phases make one late, against brute force over all of them.
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
 from flows.planning import PlanOptions, make_plan
-from flows.planning.entries.tables import clients_of
+from flows.planning.entries.tables import ModelTable, clients_of, read_tables
 from flows.planning.verify.numbers import verify_plan
-from tests.flows.planning.entries.entry_cases import Case, case
+from tests.flows.planning.entries.entry_cases import EVEN, Case, case, inputs_of
 from tests.flows.planning.entries.test_plan import planned
 from triton_backend.contract.arrivals import StatedRequests
 from triton_backend.contract.plan import Plan
@@ -167,3 +168,46 @@ def test_entries_of_several_rates_are_bounded_by_plans_by_rates(seed: int) -> No
     assert plan.objective.value >= plan.objective.upper_bound
     assert plan.objective.upper_bound == pytest.approx(even.objective.upper_bound)
     assert any("several rates" in note for note in plan.certificate["notes"])
+
+
+def options_of(table: ModelTable) -> dict[tuple[int, int, int], list[list[float]]]:
+    """Every option of every range, as lists."""
+    ranges = itertools.combinations(range(table.blocks + 1), 2)
+    return {
+        (first, last, kind): [
+            getattr(table.options(first, last, kind), part.name).tolist()
+            for part in fields(table.options(first, last, kind))
+        ]
+        for first, last in ranges
+        for kind in range(len(table.kinds))
+    }
+
+
+def layout_of(table: ModelTable) -> list[list[float]]:
+    layout = table.layout(np.unique([entry.block for entry in table.entries]))
+    return [getattr(layout, part.name).tolist() for part in fields(layout)]
+
+
+@pytest.mark.parametrize("phases", ["any", "even"])
+@pytest.mark.parametrize("rates", [(20.0,), (40.0, 90.0)])
+@pytest.mark.parametrize("seed", range(2))
+def test_tables_like_others_have_the_options_of_tables_that_are_read_alone(
+    seed: int, rates: tuple[float, ...], phases: str
+) -> None:
+    problem = case(seed, 5, rates=rates, classes=("G", "H"))
+    options = replace(EVEN, own={**EVEN.own, "phases": phases})
+    inputs = inputs_of(problem, options)
+    like, found = read_tables(inputs), set[str]()
+    for level, dearer, waste in [
+        (1.0, 1.0, 0.0),
+        (2.0, 1.0, 0.0),
+        (2.0, 1.2, 0.0),
+        (2.0, 3.0, 0.3),
+    ]:
+        asked = (inputs, level, {"G": dearer}, waste)
+        (alone,), (table,) = read_tables(*asked), read_tables(*asked, like)
+        assert options_of(table) == options_of(alone)
+        assert layout_of(table) == layout_of(alone)
+        found.add(str(options_of(table)))
+        like = [table]
+    assert len(found) > 1
