@@ -386,7 +386,7 @@ def _within(
 
 
 def _bound(inputs: Inputs, models: Sequence[Solved]) -> float:
-    """What any plan costs at least; of a rule without a bound, what its own costs."""
+    """The least that any plan costs; of rules without a bound, the cost of their own."""
     bound = math.fsum(m.pooled.cost if m.bound is None else m.bound for m in models)
     bound += math.fsum(m.shadow.price for m in models if m.shadow is not None)
     if inputs.options.objective == "gpus":
