@@ -26,7 +26,8 @@ from functools import cached_property
 import numpy as np
 
 from flows.planning.engine.columns import Columns
-from flows.planning.entries.tables import ModelTable, Options, vgpus_for
+from flows.planning.entries.options import Options, vgpus_for
+from flows.planning.entries.tables import ModelTable
 from flows.planning.solver.arrays import FAR, Floats, Ints
 from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.scheduler.compiled import entry as kernel_entry

@@ -31,9 +31,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from flows.planning.entries.options import vgpus_for
 from flows.planning.entries.pooling import Pooled
 from flows.planning.entries.seats import Key
-from flows.planning.entries.tables import ModelTable, vgpus_for
+from flows.planning.entries.tables import ModelTable
 from flows.planning.inputs import moves_us
 from flows.planning.solver.arrays import Floats
 from flows.planning.solver.tolerances import ROUNDING

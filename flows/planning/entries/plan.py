@@ -29,12 +29,7 @@ from flows.planning.entries.shadow import (
     with_shadow_entries,
 )
 from flows.planning.entries.similar import merged, realigned, similar_groups
-from flows.planning.entries.tables import (
-    EVEN,
-    ModelTable,
-    in_periods_of,
-    read_tables,
-)
+from flows.planning.entries.tables import EVEN, ModelTable, in_periods_of, read_tables
 from flows.planning.inputs import gpu_price, stage_memory
 from flows.planning.placement import (
     PoolToPlace,

@@ -16,8 +16,8 @@ import numpy as np
 
 from flows.planning.engine.columns import undominated
 from flows.planning.entries.groups import EntryClass, Group, GroupingProblem
+from flows.planning.entries.options import Options, vgpus_for
 from flows.planning.entries.seats import Key, SeatRoute, Step, steps_of
-from flows.planning.entries.tables import Options, vgpus_for
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.scheduler.compiled import entry as kernel_entry

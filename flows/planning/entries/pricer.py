@@ -25,9 +25,9 @@ import numpy as np
 
 from flows.planning.engine.pricing import Duals, Priced
 from flows.planning.entries.groups import Group, GroupingProblem, columns_of
+from flows.planning.entries.options import ANY_NUMBER, vgpus_for
 from flows.planning.entries.runs import Levels, gains_of_runs, levels_of, members_of_runs
 from flows.planning.entries.subsets import MOST_TOGETHER, aligned_subsets, members_in, members_of
-from flows.planning.entries.tables import ANY_NUMBER, vgpus_for
 from flows.planning.solver.arrays import FAR, Floats, Ints
 from flows.planning.solver.tolerances import ROUNDING, SOLVED
 from triton_backend.scheduler.compiled import entry as kernel_entry

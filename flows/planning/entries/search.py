@@ -26,10 +26,10 @@ from flows.planning.engine.master import Cover, Free
 from flows.planning.engine.pricing import Duals
 from flows.planning.engine.rounding import Incumbent, dive
 from flows.planning.entries.groups import EntryClass, Group, GroupingProblem, columns_of
+from flows.planning.entries.options import ANY_NUMBER
 from flows.planning.entries.pooling import Pooled, pooled, pooled_ways, ways_of, ways_to
 from flows.planning.entries.pricer import Groups
 from flows.planning.entries.seats import SeatRoute, alike, opened_ways, seated
-from flows.planning.entries.tables import ANY_NUMBER
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.solve import Limits
 from flows.planning.solver.tolerances import SOLVED

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flows.planning.entries.groups import GroupingProblem
-from flows.planning.entries.tables import Options
+from flows.planning.entries.options import Options
 from flows.planning.solver.arrays import Floats, Ints
 from flows.planning.solver.program import ProgramBuilder
 from flows.planning.solver.solve import Limits, solve_integer

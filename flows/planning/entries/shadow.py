@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flows.planning.entries.tables import ModelTable, vgpus_for
+from flows.planning.entries.options import vgpus_for
+from flows.planning.entries.tables import ModelTable
 from flows.planning.inputs import stage_memory
 from flows.planning.placement import PoolToPlace, ShareToPlace
 from flows.planning.registry import PlannedCut, PlannedPipeline, PlannedStage, PlanOptions

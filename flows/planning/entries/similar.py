@@ -20,7 +20,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from flows.planning.entries.groups import EntryClass, Group, GroupingProblem, item_of
-from flows.planning.entries.tables import ModelTable, Options
+from flows.planning.entries.options import Options
+from flows.planning.entries.tables import ModelTable
 from flows.planning.solver.arrays import FAR, Floats
 from triton_backend.contract.units import us_to_ms
 

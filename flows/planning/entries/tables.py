@@ -27,11 +27,21 @@ import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
 from flows.planning.engine.columns import undominated
+from flows.planning.entries.options import (
+    ANY_NUMBER,
+    NO_OPTIONS,
+    Found,
+    Kind,
+    Layout,
+    Options,
+    Range,
+    Size,
+    Stage,
+)
 from flows.planning.inputs import (
     gpu_price,
     link_rps,
@@ -48,124 +58,16 @@ from flows.planning.solver.tolerances import ROUNDING
 from triton_backend.contract.entries import Entry
 from triton_backend.contract.errors import InputError
 from triton_backend.contract.plan import BYTES_PER_GIB
-from triton_backend.contract.profiles import ModelProfile, ProfileTable
+from triton_backend.contract.profiles import ModelProfile
 from triton_backend.contract.shares import WHOLE_GPU
 from triton_backend.contract.units import US_PER_S
 from triton_backend.contract.workload import ModelDemand
 from triton_backend.scheduler.compiled import entry as kernel_entry
 
-ANY_NUMBER = 1 << 30  # of vGPUs
 ANY_PHASE, EVEN = "any", "even"
 _PERIODS = 256  # in which clients may come together again and again
 _REFERENCES = 3  # periods that entries of several rates are read at
 _LATER, _AGAIN = 8, 2  # waits of an option that are looked at: runs, periods
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
-    """A share of a GPU of a class, with the model's latencies on it.
-
-    Attributes:
-        price: of one vGPU in the objective.
-        link_rps: [blocks + 1] samples/s that its part of the NIC carries over the boundary before
-            block i; infinite at both ends, and for percents, where the sum over a node counts.
-        room_gib: for the stages of one vGPU beside its process; infinite where not stated.
-        table: of the model on that share.
-    """
-
-    gpu_class: str
-    share: int
-    price: float
-    nic_gbps: float
-    link_rps: tuple[float, ...]
-    room_gib: float
-    table: ProfileTable
-
-
-class Kind(NamedTuple):
-    """A shared stage, as its senders know it: the NIC's rate, one vGPU's part of it, the batch."""
-
-    nic_gbps: float
-    link_rps: tuple[float, ...]
-    batch: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """Places to run a range of blocks, by rising time, then price, then work.
-
-    Attributes:
-        time_us: [n] of a batch, with its move.
-        price: [n] of one vGPU.
-        work: [n] vGPUs per sample/s.
-        size, batch: [n] which.
-    """
-
-    time_us: Floats
-    price: Floats
-    work: Floats
-    size: Ints
-    batch: Ints
-
-    def __len__(self) -> int:
-        return len(self.time_us)
-
-    def cost(self, rate_rps: float | Floats, most: int = ANY_NUMBER) -> Floats:
-        """[n] what it costs to carry a rate; infinite with more than `most` vGPUs."""
-        vgpus = vgpus_for(rate_rps, self.work)
-        return np.where(vgpus > most, np.inf, self.price * vgpus)
-
-
-NO_OPTIONS = Options(
-    time_us=np.zeros(0),
-    price=np.zeros(0),
-    work=np.zeros(0),
-    size=np.zeros(0, dtype=np.int64),
-    batch=np.zeros(0, dtype=np.int64),
-)
-
-
-def vgpus_for(rate_rps: float | Floats, work: Floats) -> Floats:
-    """Whole vGPUs that carry a rate, at least one."""
-    return np.maximum(1.0, np.ceil(rate_rps * work * (1 - ROUNDING)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """Options of every range that entries can use: of shared stages ("roots"), then before them.
-
-    R roots by junction and rising time; M options of alignment stages, one range after the other.
-
-    Attributes:
-        root_start: [blocks + 1] the first root of each junction.
-        root_junction, root_time, root_work, root_kind, root_size: [R].
-        options_from: [blocks, blocks, kinds, 2] the options from a start to a junction and kind.
-        time, work, size: [M].
-    """
-
-    root_start: Ints
-    root_junction: Ints
-    root_time: Floats
-    root_work: Floats
-    root_kind: Ints
-    root_size: Ints
-    options_from: Ints
-    time: Floats
-    work: Floats
-    size: Ints
-
-
-_Range = tuple[int, int, float]  # the first block, the one after the last, the receiver's NIC
-_Stage = tuple[int, int, float, int]  # the same and the receiver's batch
-
-
-@dataclass(slots=True)
-class _Found:
-    """Options that were found; of each, its price is that of the table that found it."""
-
-    options: dict[_Stage, Options] = field(default_factory=dict[_Stage, Options])
-    rows: dict[_Range, Floats] = field(default_factory=dict[_Range, Floats])
-    layouts: dict[tuple[int, ...], Layout] = field(default_factory=dict[tuple[int, ...], Layout])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,8 +102,8 @@ class ModelTable:
     references_us: tuple[float, ...]
     rates_rps: tuple[float, ...]
     kinds: tuple[Kind, ...]
-    _known: dict[_Stage, Options] = field(default_factory=dict[_Stage, Options])
-    found: dict[Hashable, _Found] = field(default_factory=dict[Hashable, _Found])
+    _known: dict[Stage, Options] = field(default_factory=dict[Stage, Options])
+    found: dict[Hashable, Found] = field(default_factory=dict[Hashable, Found])
 
     @cached_property
     def prices(self) -> Floats:
@@ -213,8 +115,8 @@ class ModelTable:
         """[sizes] how many prices there are below, those alike counted once."""
         return tuple(np.unique(self.prices, return_inverse=True)[1].tolist())
 
-    def _before(self) -> _Found:
-        return self.found.setdefault((self.period_us, self._ranks), _Found())
+    def _before(self) -> Found:
+        return self.found.setdefault((self.period_us, self._ranks), Found())
 
     @property
     def name(self) -> str:
@@ -300,7 +202,7 @@ class ModelTable:
         return replace(self, found=other.found)
 
     def _options(
-        self, first: int, last: int, nic_gbps: float, batch: int, known: dict[_Range, Floats]
+        self, first: int, last: int, nic_gbps: float, batch: int, known: dict[Range, Floats]
     ) -> Options:
         key = (first, last, nic_gbps)
         if key not in known:
