@@ -13,6 +13,7 @@ from flows.files import read_cluster, read_workload
 from flows.operations.replanning.replan import Replanned, replan
 from flows.release.artifacts import attach_devices
 from flows.release.rollout.guarded import RolloutOptions, RolloutResult, roll_out
+from flows.release.rollout.lock import holder_of
 from flows.release.server.running import served_plan_id
 from flows.reporting.plan_diff import plan_diff
 from flows.workspace import Workspace, find_plan
@@ -23,7 +24,8 @@ from triton_backend.contract.plan import Plan
 def look_ahead(work: Workspace, parameters: ReplanParameters, in_force: Plan | None) -> Replanned:
     """Everything but the rollout."""
     cluster, workload = read_cluster(parameters.cluster), read_workload(parameters.workload)
-    return replan(work, cluster, workload, in_force, parameters.options(in_force))
+    loop = holder_of(work.state.loop_lock)
+    return replan(work, cluster, workload, in_force, parameters.options(in_force), loop)
 
 
 @task(name="roll-out", cache_policy=NO_CACHE)
@@ -38,6 +40,8 @@ def bring_into_force(work: Workspace, plan: Plan, options: RolloutOptions) -> Ro
 @flow(name="replan", timeout_seconds=20 * 3600)
 def replan_flow(parameters: ReplanParameters) -> dict[str, Any]:
     """Replan; the new plan is rolled out unless it gains too little or only advice was asked for.
+
+    Beside `autoscale` or `steer`, only a plan for other GPUs or other demands is.
 
     Raises:
         InputError: nothing was measured, or no plan can meet an SLO.

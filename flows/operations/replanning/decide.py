@@ -68,6 +68,20 @@ def _weigh(old: PlanWorth, new: PlanWorth, thresholds: Thresholds) -> Recommenda
     )
 
 
+def left_to_loop(recommendation: Recommendation, loop: str) -> Recommendation:
+    """Keep the plan in force where a process brings plans by the load, which would undo this one.
+
+    Args:
+        recommendation: of the plan that was made.
+        loop: the process, in words.
+    """
+    if not recommendation.roll_out:
+        return recommendation
+    why = "a loop that brings plans by the load would undo it"
+    reason = f"it {recommendation.reason}, but {why}: {loop}"
+    return Recommendation(roll_out=False, reason=reason)
+
+
 def share_shift(planned_rps: Sequence[float], measured_rps: Sequence[float]) -> float:
     """How far the models' shares of all requests moved from the planned ones, 0 to 1.
 

@@ -16,6 +16,7 @@ from flows.operations.replanning.decide import (
     PlanWorth,
     Recommendation,
     decide,
+    left_to_loop,
     share_shift,
 )
 from flows.operations.replanning.demands import offered_between, with_rates
@@ -95,10 +96,21 @@ def replan(
     workload: Workload,
     in_force: Plan | None,
     options: ReplanOptions,
+    loop: str | None = None,
 ) -> Replanned:
     """Forecast, plan, simulate old against new, decide. Nothing is rolled out.
 
     Modules of applications are planned, and both plans simulated, with the rows that were measured.
+
+    Args:
+        work: the project.
+        cluster: the GPUs there are.
+        workload: the demands, whose rates are replaced by those to come.
+        in_force: the plan in force; None where nothing is served.
+        options: how to look ahead, plan and weigh.
+        loop: the process that brings plans by the load meanwhile (`autoscale`, `steer`), in words.
+            It keeps to the GPUs and the demands of the plan in force: a new plan for other ones is
+            worth a rollout beside it.
 
     Raises:
         InputError: nothing was measured, or no plan can meet an SLO.
@@ -120,14 +132,22 @@ def replan(
     before = None if in_force is None else as_measured(in_force, rows)
     old = None if before is None else judge(before, asked, arrivals, options.seed)
     shift = 0.0 if in_force is None else _shift(in_force, history)
+    recommendation = decide(old, new, options.thresholds)
+    if loop is not None and in_force is not None and _follows(in_force, cluster, names):
+        recommendation = left_to_loop(recommendation, loop)
     return Replanned(
         plan=plan,
-        recommendation=decide(old, new, options.thresholds),
+        recommendation=recommendation,
         forecast_rps=rates,
         share_shift=shift,
         old=old,
         new=new,
     )
+
+
+def _follows(in_force: Plan, cluster: Cluster, names: tuple[str, ...]) -> bool:
+    """True if a loop that goes on from the plan in force serves these names on these GPUs."""
+    return in_force.cluster == cluster and set(planned_rates(in_force)) == set(names)
 
 
 def _stored(work: Workspace, cluster: Cluster, asked: Workload, options: PlanOptions) -> Plan:

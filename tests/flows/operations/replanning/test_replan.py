@@ -78,6 +78,21 @@ def test_a_plan_that_serves_the_same_with_fewer_gpus_is_worth_a_rollout(tmp_path
     assert not again.recommendation.roll_out
 
 
+@pytest.mark.long
+def test_beside_a_loop_that_follows_the_load_only_a_plan_for_other_gpus_is_worth_a_rollout(
+    tmp_path: Path,
+) -> None:
+    work, loop = measured(tmp_path, 50), "process 7 (poolpipe autoscale)"
+    most = replan(work, cluster(), DEMAND, None, ReplanOptions()).plan
+    kept = replan(work, cluster(), DEMAND, most, CHEAPEST, loop).recommendation
+    assert not kept.roll_out
+    assert kept.reason.startswith("it needs 83.3% fewer GPUs")
+    assert kept.reason.endswith(f", but a loop that brings plans by the load would undo it: {loop}")
+    assert replan(work, cluster(fast=3), DEMAND, most, CHEAPEST, loop).recommendation.roll_out
+    again = replan(work, cluster(), DEMAND, most, ReplanOptions(), loop).recommendation
+    assert (again.roll_out, loop in again.reason) == (False, False)
+
+
 def test_a_plan_for_the_least_cost_is_refused_where_a_class_states_no_price(tmp_path: Path) -> None:
     reason = "gpu_classes.fast.hourly_cost: needed for the objective 'cost'"
     with pytest.raises(InputError, match=reason):
