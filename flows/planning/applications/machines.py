@@ -16,6 +16,7 @@ here: how time is split among lines.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, repeat
 from math import ceil, floor, inf
 
 from flows.planning.solver.tolerances import ROUNDING
@@ -230,7 +231,7 @@ _Chosen = tuple[tuple[int, float], ...]
 
 
 class _Search:
-    """Depth-first search; `found` is the cheapest set, with its dummies."""
+    """Depth-first search; `found` is the cheapest set."""
 
     def __init__(
         self,
@@ -245,40 +246,48 @@ class _Search:
         self.rates = [m.rate_rps for m in machines]
         self.prices = [m.price for m in machines]
         self.unit = [m.unit_cost for m in machines]
+        # Of another machine of a rank or below it, however little is left for it.
+        least = accumulate(reversed(self.prices), min) if whole else repeat(0.0, len(machines))
+        self.one_more = [*least][::-1]
         self.needed = [
             m.batch * 1e6 / (budget_us * (1 + ROUNDING) - m.duration_us) for m in machines
         ]
         self.dummies, self.whole = dummies, whole
         self.none = ROUNDING * rate_rps
         self.best, self.floor = inf, 0.0
-        self.found: tuple[_Chosen, float] | None = None
+        self.found: _Chosen | None = None
 
     def visit(self, rank: int, left: float, padding: float, cost: float, chosen: _Chosen) -> None:
         """Serve `left` rows/s, and `padding` dummies that groups above need, from `rank` down."""
         if left <= self.none and padding <= self.none:
-            self._take(cost, chosen, 0.0)
+            self._take(cost, chosen)
             return
         for at in range(rank, len(self.rates)):
-            if cost + (left + padding) * self.unit[at] >= self.best:
+            least = max((left + padding) * self.unit[at], self.one_more[at])
+            if cost + least >= self.best:
                 return  # lower ranks are dearer
             needed, rate = self.needed[at], self.rates[at]
             if not self.dummies and needed > left:
                 continue
+            most = left
             if self.dummies:  # the fewest full machines that run what is left, and dummies
-                count = ceil(max(needed, left + padding) * (1 - ROUNDING) / rate)
-                full = (*chosen, (at, float(count)))
-                self._take(cost + count * self.prices[at], full, count * rate - left)
-            for count in range(floor(left / rate * (1 + ROUNDING)), -1, -1):
+                most = max(needed, left + padding)
+                count = ceil(most * (1 - ROUNDING) / rate)
+                self._take(cost + count * self.prices[at], (*chosen, (at, float(count))))
+            for count in range(floor(most / rate * (1 + ROUNDING)), -1, -1):
                 self._branch(at, count, left, padding, cost, chosen)
-                if self._hopeless(at, count, left, cost):
+                if self._hopeless(at, count, most, cost):
                     break
 
-    def _hopeless(self, at: int, count: int, left: float, cost: float) -> bool:
-        """True if even fewer machines of this rank cost too much: the rest falls to lower ranks."""
+    def _hopeless(self, at: int, count: int, most: float, cost: float) -> bool:
+        """True if even fewer machines of this rank cost too much: the rest falls to lower ranks.
+
+        `most` rows/s run from this rank down where it has any machine.
+        """
         fewer = count - 1
         if fewer < 1 or at + 1 == len(self.rates):
             return False
-        rest = left - fewer * self.rates[at]
+        rest = most - fewer * self.rates[at]
         inside = min(rest, self.rates[at])  # a partial machine of this rank may take so much
         least = inside * self.unit[at] + (rest - inside) * self.unit[at + 1]
         return cost + fewer * self.prices[at] + least >= self.best
@@ -289,23 +298,24 @@ class _Search:
         """So many full machines of a rank; then a partial one that ends the set, or lower ranks."""
         needed, rate = self.needed[at], self.rates[at]
         if count:
-            padding = max(padding, needed - left)
+            full = count * rate
+            padding = max(padding, needed - left) - max(0.0, full - left)
             cost += count * self.prices[at]
-            left = max(0.0, left - count * rate)
+            left = max(0.0, left - full)
             chosen = (*chosen, (at, float(count)))
             if left <= self.none and padding <= self.none:
-                self._take(cost, chosen, 0.0)
+                self._take(cost, chosen)
                 return
         own = max(left + padding, needed) if self.dummies else left
         if not self.whole and needed * (1 - ROUNDING) <= own <= rate * (1 + ROUNDING):
             own = min(own, rate)
-            self._take(cost + own * self.unit[at], (*chosen, (at, own / rate)), own - left)
+            self._take(cost + own * self.unit[at], (*chosen, (at, own / rate)))
         if count:
             self.visit(at + 1, left, padding, cost, chosen)
 
-    def _take(self, cost: float, chosen: _Chosen, padding: float) -> None:
+    def _take(self, cost: float, chosen: _Chosen) -> None:
         if cost < self.best * (1 - ROUNDING):
-            self.best, self.found = cost, (chosen, max(0.0, padding))
+            self.best, self.found = cost, chosen
             if cost <= self.floor * (1 + ROUNDING):
                 self.best = -inf  # nothing is cheaper: what is left is skipped
 
@@ -313,9 +323,10 @@ class _Search:
         """The set found, each group with the rate that is not yet assigned where it begins."""
         if self.found is None:
             return None
-        chosen, dummy_rps = self.found
+        run = sum(count * self.rates[at] for at, count in self.found)
+        dummy_rps = run - self.rate_rps if run > self.rate_rps * (1 + ROUNDING) else 0.0
         left, groups = self.rate_rps + dummy_rps, list[Group]()
-        for at, count in chosen:
+        for at, count in self.found:
             machine = self.machines[at]
             latency_us = machine.latency_us("tc", left, min(count, 1.0) * machine.rate_rps)
             groups.append(Group(machine=machine, machines=count, latency_us=latency_us))

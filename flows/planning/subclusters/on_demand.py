@@ -290,9 +290,10 @@ def _together(
     trace.seconds["solve"] = inputs.watch.seconds()
     trace.details["on_demand"] = _details(asked, loading, parts)
     loaded = sum(len(part) for part in parts)
+    gpus = "1 GPU" if len(parts) == 1 else f"{len(parts)} GPUs"
     trace.notes.append(
         f"{len(held)} of {len(models)} models are pinned, the hottest that memory holds; {loaded} "
-        f"are loaded on demand on {len(parts)} GPUs of {asked.problem.classes[loading.kind]}"
+        f"are loaded on demand on {gpus} of {asked.problem.classes[loading.kind]}"
     )
     return Outcome(
         pipelines=tuple(pipelines),

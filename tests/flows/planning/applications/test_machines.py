@@ -108,7 +108,7 @@ def _least_cost(
         enough = isclose(full, rate, rel_tol=1e-9) or ((dummies or whole) and full >= rate)
         if enough and _in_time(table, counts, full, budget):
             best = min(best, price)
-        if whole or full >= rate * (1 - 1e-12):
+        if whole or (full >= rate * (1 - 1e-12) and not dummies):
             continue
         first = max((k for k, n in enumerate(counts) if n), default=0)
         for b, d, t, p in table[first:]:
@@ -116,7 +116,7 @@ def _least_cost(
             if dummies and d < budget:
                 own += max(0.0, _padding(table, counts, rate, budget))
                 own = max(own, b / (budget - d))
-            fits = own <= t * (1 + 1e-9) and d + b / max(own, 1e-12) <= budget * (1 + 1e-7)
+            fits = 0 < own <= t * (1 + 1e-9) and d + b / max(own, 1e-12) <= budget * (1 + 1e-7)
             if fits and _in_time(table, counts, full + own, budget):
                 best = min(best, price + p * own / t)
     return best
@@ -125,6 +125,15 @@ def _least_cost(
 ROWS = st.tuples(
     st.sampled_from([1, 2, 4, 8]), st.integers(1, 12), st.sampled_from([1.0, 1.5, 4.0])
 )
+
+
+def test_a_second_machine_may_run_dummies_alone() -> None:
+    large = Machine(batch=8, duration_us=1.2e6, rate_rps=8 / 1.2, price=1.5)
+    small = Machine(batch=1, duration_us=6e5, rate_rps=1 / 0.6, price=1.0)
+    found = cheapest(ranked([small, large]), 4, 2.2e6, dummies=False, whole=True)
+    assert found is not None
+    assert [(g.machine, g.machines) for g in found.groups] == [(large, 1), (small, 1)]
+    assert found.dummy_rps == pytest.approx(8 / 1.2 + 1 / 0.6 - 4)
 
 
 @settings(max_examples=150, deadline=None)
