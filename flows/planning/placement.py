@@ -28,6 +28,7 @@ from triton_backend.contract.plan import PlacementRun, Plan, Slot
 
 Gpu = tuple[int, int]  # node, index on the node
 Blocks = tuple[int, int]
+Span = tuple[int, int, int]  # pool, first and last vGPU + 1 within its group
 Need = tuple["PoolToPlace", tuple[Blocks | None, ...]]
 """The first pool of a group, and for each of the group's GPUs the blocks that run alone on it.
 
@@ -90,30 +91,74 @@ def place(
         gpus = gpus_of(cluster, gpu_class)
         starts = list(accumulate(needed, initial=0))
         found = [gpus[start:end] for start, end in pairwise(starts)]
+        packed = [
+            _packed(pools, group, _alone_before(pools[group[0]], gpus, uses)) for group in groups
+        ]
         if uses:
-            found = _choose([_need(pools, group) for group in groups], gpus, uses)
-        for group, own in zip(groups, found, strict=True):
+            needs = [
+                _need(pools, group, spans) for group, spans in zip(groups, packed, strict=True)
+            ]
+            found = _choose(needs, gpus, uses)
+        for group, own, spans in zip(groups, found, packed, strict=True):
             runs: dict[int, list[PlacementRun]] = {i: [] for i in group}
-            for i, begin, end in _packed(pools, group):
+            for i, begin, end in spans:
                 runs[i] += _runs(own, pools[i].divisor, (begin, end))
             placed |= {i: tuple(mine) for i, mine in runs.items()}
     return [placed[i] for i in range(len(pools))]
 
 
-def _packed(pools: Sequence[PoolToPlace], group: list[int]) -> list[tuple[int, int, int]]:
-    """Pool, first and last vGPU + 1 within the group: GPUs of one pool alone, then the rest.
+def gpus_alone(
+    vgpus: Mapping[Blocks, int], divisor: int, before: Mapping[Blocks, int]
+) -> dict[Blocks, int]:
+    """How many GPUs of a group run the same blocks alone, on the fewest GPUs that hold the group.
+
+    GPUs that blocks fill, and others as long as vGPUs are left over to idle beside them: first
+    those of blocks that can keep a GPU so, then those that leave the fewest idle.
+
+    Args:
+        vgpus: of the group, by blocks.
+        divisor: vGPUs of a GPU.
+        before: GPUs that run the blocks alone under the plan in force.
+    """
+    alone = {blocks: count // divisor for blocks, count in vgpus.items()}
+    missing = {blocks: -count % divisor for blocks, count in vgpus.items() if count % divisor}
+    idle = -sum(vgpus.values()) % divisor
+
+    def rank(blocks: Blocks) -> tuple[bool, int, Blocks]:
+        return before.get(blocks, 0) <= alone[blocks], missing[blocks], blocks
+
+    for blocks in sorted(missing, key=rank):
+        if missing[blocks] <= idle:
+            idle -= missing[blocks]
+            alone[blocks] += 1
+    return alone
+
+
+def _packed(
+    pools: Sequence[PoolToPlace], group: list[int], before: Mapping[Blocks, int]
+) -> list[Span]:
+    """Pool, first and last vGPU + 1 within the group: GPUs of the same blocks alone, then the rest.
 
     So as many GPUs as possible run one stage, and can go on with it under another plan.
     """
     divisor = pools[group[0]].divisor
-    whole = [pools[i].vgpus // divisor * divisor for i in group]
-    counts = [*whole, *(pools[i].vgpus - w for i, w in zip(group, whole, strict=True))]
-    starts = accumulate(counts, initial=0)
-    return [
-        (i, start, start + count)
-        for i, count, start in zip((*group, *group), counts, starts, strict=False)
-        if count
-    ]
+    vgpus = Counter[Blocks]()
+    for i in group:
+        vgpus[pools[i].blocks] += pools[i].vgpus
+    alone = gpus_alone(vgpus, divisor, before)
+    starts = accumulate((alone[blocks] * divisor for blocks in vgpus), initial=0)
+    free = dict(zip(vgpus, starts, strict=False))
+    rest = divisor * sum(alone.values())
+    ends = {blocks: start + alone[blocks] * divisor for blocks, start in free.items()}
+    spans: list[Span] = []
+    for i in group:
+        blocks = pools[i].blocks
+        own = min(pools[i].vgpus, ends[blocks] - free[blocks])
+        other = pools[i].vgpus - own
+        spans += [(i, free[blocks], free[blocks] + own), (i, rest, rest + other)]
+        free[blocks] += own
+        rest += other
+    return [span for span in spans if span[1] < span[2]]
 
 
 def _groups(pools: Sequence[PoolToPlace]) -> list[list[int]]:
@@ -131,10 +176,22 @@ def _gpus_of(pools: Sequence[PoolToPlace], group: list[int]) -> int:
     return -(-sum(pools[i].vgpus for i in group) // pools[group[0]].divisor)
 
 
-def _need(pools: Sequence[PoolToPlace], group: list[int]) -> Need:
+def _alone_before(
+    pool: PoolToPlace, gpus: Sequence[Gpu], uses: Mapping[Gpu, Use]
+) -> Counter[Blocks]:
+    """How many GPUs of the plan in force run blocks alone that a group can go on with."""
+    mine = (uses[gpu] for gpu in gpus if gpu in uses)
+    return Counter(
+        next(iter(use.blocks)) for use in mine if _belongs(use, pool) and len(use.blocks) == 1
+    )
+
+
+def _need(pools: Sequence[PoolToPlace], group: list[int], spans: Iterable[Span]) -> Need:
     first = pools[group[0]]
-    vgpus = [pools[i].blocks for i, begin, end in _packed(pools, group) for _ in range(begin, end)]
-    held = [set(vgpus[at : at + first.divisor]) for at in range(0, len(vgpus), first.divisor)]
+    held: list[set[Blocks]] = [set() for _ in range(_gpus_of(pools, group))]
+    for i, begin, end in spans:
+        for gpu in range(begin // first.divisor, -(-end // first.divisor)):
+            held[gpu].add(pools[i].blocks)
     return first, tuple(next(iter(blocks)) if len(blocks) == 1 else None for blocks in held)
 
 

@@ -4,23 +4,26 @@ The integer program once more, with the objective held where it is, and over eve
 that a plan as good can use:
 
     on_c    ∈ {0, 1}     configuration c is in use:   g_cs ≤ room_cs · on_c
-    stay_cs whole        GPUs that go on with stage s of c:   v_cs · stay_cs ≤ g_cs, and over all
-                         stages of one model, vGPU type and blocks no more than run it now
+    stay_u whole         GPUs that go on with use u, blocks of a model on a vGPU type, and no more
+                         than run it now:   v · stay_u ≤ Σ_{cs of u} g_cs + idle_u
+    idle_u ≥ 0           their idle vGPUs, within those of the group's fewest GPUs:
+                         Σ_{cs in the group} g_cs + Σ_u idle_u ≤ v · n ≤ Σ g_cs + v - 1
 
     first   maximise     the value of `sustain`, where throughput is the objective
     then    minimise     Σ_c stages_c · on_c              at nearly that value
-    then    minimise     Σ_mk a_mk - Σ_cs stay_cs        at no more stages, at nearly that value
+    then    minimise     Σ_mk a_mk - Σ_u stay_u          at no more stages, at nearly that value
 
 Only the scarcest model is at its limit in a plan of the best objective. The first program gives the
 others what is left of the GPUs, where it helps most, and prefers forms that leave more time to
 wait (record 21 of `flows/planning/DECISIONS.md`).
 
-A GPU stays where all its vGPUs keep model, size and blocks; without a plan in force none does, and
-the plan with fewest GPUs is left. All solves look only for something better than what is known, so
+A GPU stays where all its vGPUs in use keep model, size and blocks; without a plan in force none
+does, and the plan with fewest GPUs is left. All solves look only for something better than what is known, so
 that most end with the proof that there is nothing. Their effort is limited in nodes; where one
 ends without proof, the certificate's `ties` say so.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from flows.clock import Stopwatch
+from flows.planning.placement import Blocks, gpus_alone
 from flows.planning.pool.bound import Goal, least_loss
 from flows.planning.pool.columns import Columns
 from flows.planning.pool.incumbent import Incumbent
@@ -74,13 +78,19 @@ class _Tied(Incumbent):
 
     def moved(self, vgpus: Ints) -> int:
         """GPUs in use less those that stay."""
-        stay: dict[Use, int] = {}
+        groups: dict[tuple[int, int], Counter[Blocks]] = {}
         for row, s in zip(*np.nonzero(vgpus), strict=True):
-            use = self.use(int(row), int(s))
-            whole = int(vgpus[row, s]) // self.problem.types[use[1]][1]
-            stay[use] = stay.get(use, 0) + whole
+            model, kind, first, last = self.use(int(row), int(s))
+            group = groups.setdefault((model, kind), Counter())
+            group[first, last] += int(vgpus[row, s])
         used = int(gpus_in_use(self.problem, self.columns, vgpus).sum())
-        return used - sum(min(count, self.running.get(use, 0)) for use, count in stay.items())
+        return used - sum(self._stay(model, kind, group) for (model, kind), group in groups.items())
+
+    def _stay(self, model: int, kind: int, vgpus: Mapping[Blocks, int]) -> int:
+        """GPUs of a group that stay."""
+        before = {blocks: self.running.get((model, kind, *blocks), 0) for blocks in vgpus}
+        alone = gpus_alone(vgpus, int(self.problem.type_divisor[kind]), before)
+        return sum(min(alone[blocks], before[blocks]) for blocks in vgpus)
 
     def use(self, row: int, s: int) -> Use:
         """The work of a GPU for a stage of a configuration."""
@@ -276,18 +286,30 @@ def _use_rows(build: ProgramBuilder, tied: _Tied, layout: Layout, on: Ints, most
 
 
 def _stay_rows(build: ProgramBuilder, tied: _Tied, layout: Layout) -> Ints:
-    """Variables `stay` with their rows."""
+    """Variables `stay` and `idle` with their rows; returns `stay`."""
     cells = zip(layout.cell_column, layout.cell_stage, strict=True)
     uses = [tied.use(int(column), int(stage)) for column, stage in cells]
-    same = [i for i, use in enumerate(uses) if tied.running.get(use)]
-    stay = build.variables("stay", len(same), whole=True)
-    whole = build.rows("whole", len(same), upper=0.0)
-    divisors = [tied.problem.types[uses[i][1]][1] for i in same]
-    build.entries(whole, stay, divisors)
-    build.entries(whole, layout.vgpus[np.array(same, dtype=np.int64)], -1.0)
-    known = sorted({uses[i] for i in same})
-    counts = np.array([tied.running[use] for use in known], dtype=np.float64)
-    running = build.rows("running", len(known), upper=counts)
-    at = np.array([known.index(uses[i]) for i in same], dtype=np.int64)
-    build.entries(running[at], stay, 1.0)
+    number = {use: i for i, use in enumerate(sorted(set(uses) & tied.running.keys()))}
+    known = np.array([number.get(use, -1) for use in uses], dtype=np.int64)
+    running = np.array([tied.running[use] for use in number], dtype=np.float64)
+    group = np.zeros(len(number), dtype=np.int64)
+    group[known[known >= 0]] = layout.cell_group[known >= 0]
+    divisor = layout.groups[group, 2]
+    stay = build.variables("stay", len(number), upper=running, whole=True)
+    alone = build.rows("alone", len(number), upper=0.0)
+    build.entries(alone, stay, divisor)
+    build.entries(alone[known[known >= 0]], layout.vgpus[known >= 0], -1.0)
+    cut = np.flatnonzero(divisor > 1)
+    idle = build.variables("idle", len(cut))
+    build.entries(alone[cut], idle, -1.0)
+    shared, at = np.unique(group[cut], return_inverse=True)
+    fit = build.rows("idle_fit", len(shared), upper=0.0)
+    fewest = build.rows("fewest", len(shared), upper=layout.groups[shared, 2] - 1.0)
+    build.entries(fit[at], idle, 1.0)
+    where = np.full(len(layout.groups), -1, dtype=np.int64)
+    where[shared] = np.arange(len(shared))
+    mine = np.flatnonzero(where[layout.cell_group] >= 0)
+    for rows, sign in ((fit, 1.0), (fewest, -1.0)):
+        build.entries(rows[where[layout.cell_group[mine]]], layout.vgpus[mine], sign)
+        build.entries(rows, layout.gpus[shared], -sign * layout.groups[shared, 2])
     return stay

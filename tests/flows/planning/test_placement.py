@@ -9,6 +9,7 @@ from flows.planning.certificate import change_of
 from flows.planning.placement import (
     PoolToPlace,
     ShareToPlace,
+    gpus_alone,
     gpus_held,
     moved,
     place,
@@ -196,3 +197,12 @@ def test_where_nothing_fits_beside_what_is_held_all_are_packed_anew() -> None:
     held = tuple(Slot(node=node, gpu=gpu, slot=0) for node in (0, 1) for gpu in (0, 1))
     placed = place_shares(CUT, [replace(share(40, 4), held=held), share(80, 2)])
     assert len(gpus_held(placed)) == 4
+
+
+def test_idle_vgpus_go_first_to_blocks_that_keep_a_gpu_so() -> None:
+    first, second, third = (0, 1), (1, 2), (2, 3)
+    halves = {first: 1, second: 1, third: 1}
+
+    assert gpus_alone(halves, 2, {second: 1}) == {first: 0, second: 1, third: 0}
+    assert gpus_alone(halves, 2, {}) == {first: 1, second: 0, third: 0}
+    assert gpus_alone({first: 3, second: 1}, 2, {second: 1}) == {first: 1, second: 0}
