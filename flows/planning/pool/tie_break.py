@@ -18,9 +18,9 @@ others what is left of the GPUs, where it helps most, and prefers forms that lea
 wait (record 21 of `flows/planning/DECISIONS.md`).
 
 A GPU stays where all its vGPUs in use keep model, size and blocks; without a plan in force none
-does, and the plan with fewest GPUs is left. All solves look only for something better than what is known, so
-that most end with the proof that there is nothing. Their effort is limited in nodes; where one
-ends without proof, the certificate's `ties` say so.
+does, and the plan with fewest GPUs is left. All solves look only for something better than what
+is known, so that most end with the proof that there is nothing. Their effort is limited in nodes;
+where one ends without proof, the certificate's `ties` say so.
 """
 
 from collections import Counter
