@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby, pairwise
+from operator import itemgetter
 
 from flows.planning.packing import Part, fits_gpu, pack
 from triton_backend.contract.cluster import Cluster, NodeGroup
@@ -180,10 +181,8 @@ def _alone_before(
     pool: PoolToPlace, gpus: Sequence[Gpu], uses: Mapping[Gpu, Use]
 ) -> Counter[Blocks]:
     """How many GPUs of the plan in force run blocks alone that a group can go on with."""
-    mine = (uses[gpu] for gpu in gpus if gpu in uses)
-    return Counter(
-        next(iter(use.blocks)) for use in mine if _belongs(use, pool) and len(use.blocks) == 1
-    )
+    mine = (_alone(uses[gpu]) for gpu in gpus if gpu in uses and _belongs(uses[gpu], pool))
+    return Counter(blocks for blocks in mine if blocks is not None)
 
 
 def _need(pools: Sequence[PoolToPlace], group: list[int], spans: Iterable[Span]) -> Need:
@@ -282,9 +281,7 @@ def _choose(needs: Sequence[Need], gpus: Sequence[Gpu], uses: Mapping[Gpu, Use])
     kept: list[list[Gpu]] = []
     for pool, blocks in needs:
         mine = [g for g in gpus if g in uses and _belongs(uses[g], pool)]
-        wanted = set(blocks)
-        mine.sort(key=lambda g: not uses[g].blocks <= wanted)
-        kept.append(mine[: len(blocks)])
+        kept.append(_most_alike(mine, blocks, uses)[: len(blocks)])
         taken.update(kept[-1])
     free = [g for g in gpus if g not in taken]
     free.sort(key=lambda g: g in uses)
@@ -293,6 +290,25 @@ def _choose(needs: Sequence[Need], gpus: Sequence[Gpu], uses: Mapping[Gpu, Use])
         _ordered(need, [*mine, *(next(spare) for _ in range(len(need[1]) - len(mine)))], uses)
         for need, mine in zip(needs, kept, strict=True)
     ]
+
+
+def _most_alike(
+    mine: list[Gpu], wanted: Sequence[Blocks | None], uses: Mapping[Gpu, Use]
+) -> list[Gpu]:
+    """GPUs that can go on as they are, then those whose blocks are all wanted, then the others."""
+    left, known = Counter(wanted), set(wanted)
+    order: list[tuple[int, Gpu]] = []
+    for gpu in mine:
+        blocks = _alone(uses[gpu])
+        goes_on = blocks is not None and left[blocks] > 0
+        left[blocks] -= goes_on
+        order.append((0 if goes_on else 1 if uses[gpu].blocks <= known else 2, gpu))
+    return [gpu for _, gpu in sorted(order, key=itemgetter(0))]
+
+
+def _alone(use: Use) -> Blocks | None:
+    """The blocks that a GPU runs, if they are the only ones."""
+    return next(iter(use.blocks)) if len(use.blocks) == 1 else None
 
 
 def _belongs(use: Use, pool: PoolToPlace) -> bool:
@@ -307,8 +323,9 @@ def _ordered(need: Need, mine: list[Gpu], uses: Mapping[Gpu, Use]) -> list[Gpu]:
     rest: list[Gpu] = []
     for gpu in mine:
         use = uses.get(gpu)
-        if use is not None and _belongs(use, pool) and len(use.blocks) == 1:
-            by_blocks.setdefault(next(iter(use.blocks)), []).append(gpu)
+        blocks = None if use is None or not _belongs(use, pool) else _alone(use)
+        if blocks is not None:
+            by_blocks.setdefault(blocks, []).append(gpu)
         else:
             rest.append(gpu)
     placed = [

@@ -17,10 +17,11 @@ from flows.planning.placement import (
     uses_of,
 )
 from flows.planning.verify.numbers import verify_plan
+from tests.fakes.plans import hand_model, hand_pipeline, hand_plan, hand_stage
 from tests.flows.planning.small import cluster, profile, workload
 from triton_backend.contract.cluster import Cluster, GpuClass, NodeGroup
 from triton_backend.contract.errors import InputError
-from triton_backend.contract.plan import Slot
+from triton_backend.contract.plan import PlacementRun, Slot
 from triton_backend.contract.transition.memory import transition
 from triton_backend.contract.workload import ModelDemand
 
@@ -206,3 +207,20 @@ def test_idle_vgpus_go_first_to_blocks_that_keep_a_gpu_so() -> None:
     assert gpus_alone(halves, 2, {second: 1}) == {first: 0, second: 1, third: 0}
     assert gpus_alone(halves, 2, {}) == {first: 1, second: 0, third: 0}
     assert gpus_alone({first: 3, second: 1}, 2, {second: 1}) == {first: 1, second: 0}
+
+
+def test_where_all_stages_get_fewer_gpus_each_keeps_some_of_its_own() -> None:
+    places = [PlacementRun(node=node, gpu=0, slot=0, nodes=3) for node in (0, 3)]
+    stages = [
+        hand_stage((first, first + 1), "fast", place_of, (1_000,))
+        for first, place_of in enumerate(places)
+    ]
+    nodes = [NodeGroup(count=6, gpu_class="fast", gpus=1, nic_gbps=10)]
+    before = hand_plan(
+        hand_model("m0", hand_pipeline(*stages, batch=1), slo_us=10_000), nodes=nodes
+    )
+
+    first, second = place(before.cluster, [pool(0, 1, 2), pool(0, 1, 2, first=1)], before)
+
+    assert {slot.node for run in first for slot in run.expand()} < {0, 1, 2}
+    assert {slot.node for run in second for slot in run.expand()} < {3, 4, 5}
